@@ -1,0 +1,42 @@
+"""The only reader of os.environ.
+
+`PAGEMILL_<FIELD>` gives the default of the engine argument or server flag of that name; the few
+variables that are not arguments are the functions here. Called by the argument parser, the logger and
+the checkpoint cache.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PREFIX = "PAGEMILL_"
+
+
+def argument_defaults(names: set[str]) -> dict[str, str]:
+    """Return the raw text of each PAGEMILL_<NAME> variable whose name is in `names`."""
+    found = {}
+    for name in names:
+        value = os.environ.get(PREFIX + name.upper())
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def cache_dir() -> Path:
+    """Return the folder for pulled models: PAGEMILL_CACHE, else $XDG_CACHE_HOME/pagemill."""
+    own = os.environ.get(PREFIX + "CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "pagemill"
+
+
+def log_level() -> str:
+    """Return the level of pagemill's logger: PAGEMILL_LOG_LEVEL, else INFO."""
+    return os.environ.get(PREFIX + "LOG_LEVEL", "INFO").upper()
+
+
+def omp_num_threads() -> str | None:
+    """Return OMP_NUM_THREADS as the user set it, or None."""
+    return os.environ.get("OMP_NUM_THREADS")

@@ -1,0 +1,59 @@
+"""How the engine reaches its ranks. Implementations: one file each, registered in `__init__`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagemill.messages import SchedulerOutput, StepOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Where the memory goes, in bytes, and what fits. `pagemill plan` prints the same object."""
+
+    available_bytes: int  # what the process may use at start: machine or cgroup, whichever is less
+    usable_bytes: int  # available times gpu_memory_utilization
+    weight_bytes: int
+    peak_activation_bytes: int  # of the worst-case step
+    kv_cache_bytes: int  # the pool: num_blocks * block_bytes
+    block_bytes: int  # one block over all layers
+    num_blocks: int
+    num_tokens: int  # that fit the pool
+    max_model_len: int
+    num_full_requests: float  # of max_model_len tokens
+
+    def lines(self) -> list[str]:
+        """Return the plan as lines for the log and for `pagemill plan`."""
+        gib = 2.0**30
+        return [
+            f"memory: {self.available_bytes / gib:.2f} GiB available, "
+            f"{self.usable_bytes / gib:.2f} GiB to use",
+            f"  weights      {self.weight_bytes / gib:8.2f} GiB",
+            f"  activations  {self.peak_activation_bytes / gib:8.2f} GiB (worst-case step)",
+            f"  KV cache     {self.kv_cache_bytes / gib:8.2f} GiB ({self.num_blocks} blocks of "
+            f"{self.block_bytes / 1024:.0f} KiB)",
+            f"  fits {self.num_tokens} tokens: {self.num_full_requests:.1f} requests of "
+            f"{self.max_model_len} tokens",
+        ]
+
+
+class Executor(Protocol):
+    """Runs steps on the ranks. Made from an `EngineConfig`; loading happens in the constructor."""
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Return the plan the KV cache was made by."""
+        ...
+
+    def execute(self, scheduled: SchedulerOutput) -> StepOutput:
+        """Run one step. Raises EngineDeadError when a rank is gone."""
+        ...
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a rank is gone."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the ranks and free their memory; calling it twice is harmless."""
+        ...

@@ -1,0 +1,38 @@
+"""Logger setup: one handler on the "pagemill" logger, one line a record.
+
+Records go to stderr, so that the output of a program that uses pagemill stays its own; `serve` asks for
+stdout. Called once by each face (LLM, the command line) through `setup_logging`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+from pagemill import env
+from pagemill.errors import ConfigError
+
+_FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
+_TIME = "%m-%d %H:%M:%S"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module; pass `__name__`."""
+    return logging.getLogger(name)
+
+
+def setup_logging(stream: TextIO | None = None) -> None:
+    """Give the "pagemill" logger its handler, once; a program's own handler on it is respected."""
+    logger = logging.getLogger("pagemill")
+    if logger.handlers:
+        return
+    level = env.log_level()
+    if level not in _LEVELS:
+        raise ConfigError(f"PAGEMILL_LOG_LEVEL is {level!r}; use DEBUG, INFO, WARNING or ERROR")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False

@@ -1,0 +1,239 @@
+"""Every object that crosses a floor or a process.
+
+    EngineRequest    engine/input_processor -> core/scheduler
+    SchedulerOutput  core/scheduler         -> executor, every rank
+    StepOutput       worker/model_runner    -> core/scheduler.update
+    SequenceUpdate   core/scheduler.update  -> engine/output_processor
+    StepStats        engine/llm_engine      -> stat loggers
+
+All are frozen, picklable and free of tensors. The planning wing (core) and the compute wing (batch,
+worker) meet here and nowhere else.
+
+The three counts of a sequence, as intervals over its token positions:
+
+    0 ............ num_computed ...... num_computed + num_scheduled ...... num_tokens
+    [ KV in cache ) [ computed by the step in flight           ) [ later steps   )
+
+A step that reaches num_tokens produces the next token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagemill.sampling_params import LogitsProcessor, SamplingParams
+
+# ---------------------------------------------------------------- request in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSpec:
+    """What the sampler needs of a request: numbers only, checked, ids within the vocabulary."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    seed: int = 0  # settled: an unseeded request has one from the engine's stream
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # every id that ends the sequence; masked by min_tokens
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences; the last one is banned
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None  # how many alternatives; -1: the whole vocabulary
+    prompt_logprobs: int | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Return whether the token is the argmax."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """A checked request: tokens, not text. Made by `engine.input_processor`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams  # the engine's own copy, defaults merged
+    sampling: SamplingSpec
+    num_samples: int  # sequences to sample: best_of, or n
+    max_tokens: int  # settled: never None; 0 generates nothing
+    eos_token_ids: frozenset[int]  # empty with ignore_eos
+    stop_token_ids: frozenset[int]  # the caller's, plus stop strings that are one special token
+    arrival_time: float  # seconds, time.time()
+    priority: int = 0
+    num_truncated_prompt_tokens: int = 0
+
+
+# ---------------------------------------------------------------- step out
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence the rank has no row for: new, forked, or resumed after preemption."""
+
+    seq_id: int
+    request_id: str
+    token_ids: tuple[int, ...]  # prompt, then output so far
+    num_prompt_tokens: int
+    sample_index: int  # 0..num_samples-1; keys the random numbers together with seed and position
+    sampling: SamplingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a step: compute positions [num_computed, num_computed + num_tokens)."""
+
+    seq_id: int
+    num_computed: int
+    num_tokens: int
+    # The row's block table changes: table[block_start : block_start + len(block_ids)] = block_ids.
+    block_start: int
+    block_ids: tuple[int, ...]
+    # 0: the step ends inside the known tokens. 1: one next token. k: the prompt ends here and k samples
+    # are drawn from one row of logits, with sample indices 0..k-1.
+    num_samples: int
+    # First prompt position whose logprobs are still owed, when the request wants them. Position p is
+    # scored by the logits of position p - 1. None: nothing is owed in this step.
+    prompt_logprobs_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Copies of whole blocks, done before the step's forward pass, in this order."""
+
+    copies: tuple[tuple[int, int], ...] = ()  # (from, to), inside the device pool
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredRequest:
+    """A request that can never run, answered at once."""
+
+    request_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSizes:
+    """Sequences by queue, after planning. `swapped` stays 0 while preemption is by recompute only."""
+
+    running: int
+    waiting: int
+    swapped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOutput:
+    """Everything the ranks need to know of one step."""
+
+    step_id: int
+    scheduled: tuple[ScheduledSequence, ...]
+    new_sequences: tuple[NewSequence, ...] = ()  # get a row before `scheduled` is read
+    removed_seq_ids: tuple[int, ...] = ()  # finished, aborted or preempted: lose their row first
+    block_moves: BlockMoves = field(default_factory=BlockMoves)
+    ignored: tuple[IgnoredRequest, ...] = ()
+    num_preempted: int = 0
+    queues: QueueSizes = QueueSizes(0, 0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens the step computes."""
+        return sum(s.num_tokens for s in self.scheduled)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to compute (rows may still have to be dropped)."""
+        return not self.scheduled
+
+
+# ---------------------------------------------------------------- step in
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Logprobs at one position: the token that stands there, and the alternatives asked for."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: most likely
+    top_ids: tuple[int, ...] = ()  # falling logprob, ties to the lower id; may hold token_id
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What a step made for one scheduled sequence."""
+
+    seq_id: int
+    # One entry a sample (ScheduledSequence.num_samples of them), each a run of new tokens: one token
+    # without speculation. `scores` has the same shape, or is empty when nobody asked for logprobs.
+    tokens: tuple[tuple[int, ...], ...]
+    scores: tuple[tuple[TokenScores, ...], ...] = ()
+    prompt_scores: tuple[TokenScores, ...] = ()  # positions prompt_logprobs_from and on, in order
+    error: str | None = None  # this sequence cannot go on (for example: its logits are not finite)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a rank returns for one SchedulerOutput, in the order of its `scheduled`."""
+
+    step_id: int
+    sequences: tuple[SequenceOutput, ...]
+    timings_s: dict[str, float] = field(default_factory=dict)  # part of the step -> seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceUpdate:
+    """What changed for one sequence, for the output processor. Only updates with news are made."""
+
+    seq_id: int
+    request_id: str
+    sample_index: int
+    token_ids: tuple[int, ...] = ()  # new tokens, cut after a stop token
+    scores: tuple[TokenScores, ...] = ()  # one a new token, or empty
+    prompt_scores: tuple[TokenScores, ...] = ()
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    first_scheduled_time: float | None = None  # time.monotonic()
+
+
+# ---------------------------------------------------------------- stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedStats:
+    """One request's numbers at its end. Times in seconds; None where that point was never reached."""
+
+    finish_reason: str
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    e2e_s: float
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    time_per_output_token_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one engine step (or an abort between steps) adds to the metrics."""
+
+    queues: QueueSizes
+    kv_cache_usage: float  # 0..1, share of blocks in use
+    num_preempted: int = 0
+    num_prompt_tokens: int = 0  # of prompts whose computation was finished by this step
+    num_generation_tokens: int = 0
+    iteration_tokens: int = 0  # computed by the step
+    time_to_first_token_s: tuple[float, ...] = ()
+    inter_token_latency_s: tuple[float, ...] = ()
+    finished: tuple[FinishedStats, ...] = ()
+    timings_s: dict[str, float] = field(default_factory=dict)  # part of the step -> seconds
