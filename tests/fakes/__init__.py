@@ -1,0 +1,1 @@
+"""Small stand-ins that make engine tests fast; see each file."""
