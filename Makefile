@@ -1,0 +1,46 @@
+# Every target is one or two plain commands that can be typed by hand.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-all check fmt bench docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.venv/base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@echo "no native kernels in this version: computing with the plain PyTorch kernels"
+	touch $@
+
+.venv/dev: .venv/base
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+setup: .venv/dev  ## editable install with the development tools
+
+demo: .venv/base  ## install, then generate text with a real model
+	$(BIN)/pagemill pull smollm2-135m-instruct
+	$(BIN)/pagemill generate --max-tokens 48 --temperature 0 "The capital of France is" "Once upon a time, there was a little"
+
+test: .venv/dev  ## the test suite, less what is marked slow or cuda
+	$(BIN)/python -m pytest -m "not slow and not cuda"
+
+test-all: .venv/dev  ## the slow tests too
+	$(BIN)/python -m pytest -m "not cuda"
+
+check: .venv/dev  ## ruff, mypy, import-linter
+	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	$(BIN)/mypy && $(BIN)/lint-imports
+
+fmt: .venv/dev  ## format, and mend what ruff can mend
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: .venv/dev  ## every figure of benchmarks/results.md, in one run
+	$(BIN)/python -m benchmarks.all
+
+docs: .venv/dev  ## run the examples and compare the documents with the code
+	$(BIN)/python -m pytest tests/examples tests/docs
+
+clean:  ## remove what the targets made
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,23 @@
+"""Every figure of results.md in one run: `python -m benchmarks.all` (or `make bench`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+COMMANDS = (
+    ("benchmarks.startup",),
+    ("benchmarks.step_overhead",),
+    ("benchmarks.offline", "--cases", "c", "--rounds", "3"),
+)
+
+
+def main() -> None:
+    """Run the commands one after the other; the machine should have nothing else to do."""
+    for command in COMMANDS:
+        print(f"\n== python -m {' '.join(command)}", flush=True)
+        subprocess.run([sys.executable, "-m", *command], check=True)
+
+
+if __name__ == "__main__":
+    main()
