@@ -158,7 +158,7 @@ def _indexed_files(index: Path) -> list[Path]:
         raise CheckpointError(f"{index} has no weight_map object from tensor names to files")
     by_file: dict[str, list[str]] = {}
     for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        if not isinstance(file_name, str) or not file_name or Path(file_name).name != file_name:
             raise CheckpointError(
                 f"{index}: weight_map[{name!r}] is {file_name!r}; it must name a file in the same folder"
             )

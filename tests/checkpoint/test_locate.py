@@ -84,7 +84,7 @@ def test_path_that_does_not_exist_asks_no_hub(hub_calls: list[Any], name: str) -
     assert hub_calls == []
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "../../etc", ".."[:1] * 3])
+@pytest.mark.parametrize("name", ["", "a\0b", "../../etc", "..."])
 def test_odd_names_are_config_errors(hub_calls: list[Any], name: str) -> None:
     with pytest.raises(PagemillError):
         checkpoint.locate(name)
@@ -145,7 +145,7 @@ def test_opening_what_does_not_exist_is_a_checkpoint_error(tmp_path: Path) -> No
 
 def test_import_brings_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, pagemill.checkpoint, pagemill.checkpoint.gguf_reader, pagemill.checkpoint.pull;"
+        "import sys, pagemill.checkpoint, pagemill.checkpoint.pull;"
         "print([m for m in ('torch', 'numpy', 'huggingface_hub', 'safetensors') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
