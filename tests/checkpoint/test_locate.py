@@ -145,7 +145,7 @@ def test_opening_what_does_not_exist_is_a_checkpoint_error(tmp_path: Path) -> No
 
 def test_import_brings_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, pagemill.checkpoint, pagemill.checkpoint.pull;"
+        "import sys, pagemill.checkpoint, pagemill.checkpoint.gguf_reader, pagemill.checkpoint.pull;"
         "print([m for m in ('torch', 'numpy', 'huggingface_hub', 'safetensors') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
