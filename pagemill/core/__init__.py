@@ -1,0 +1,13 @@
+"""The planning wing: decides who runs and in which blocks, never computes; no torch.
+
+`scheduler` is the face the engine uses; the other files are its parts:
+
+    sequence        one sample of a request, its three counts and times; the group of a request
+    sequence_queue  sequences in the order of a policy
+    planner         pure: plan_step(view, limits, policy) -> StepPlan
+    preemption      pure: who gives way when blocks run short
+    block_pool      ref counts and the free list
+    block_manager   block tables; commits what the planner planned
+    stop_checker    pure: token stops and string stops
+    policies/       order of admission and of preemption
+"""

@@ -1,0 +1,119 @@
+"""Block tables: which block holds which positions of which sequence.
+
+Position p of a sequence lies in block `table[p // block_size]`, slot `p % block_size`. Samples of one
+request share the blocks of their prompt through ref counts. Nobody writes into a block that another
+table holds: the writer gets a block of its own first, and the contents are copied (copy-on-write).
+
+Owned by the scheduler. The planner reads it through `BlockView` and counts what a step would cost;
+`extend` then commits and cannot run out, because a commit never costs more than its plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pagemill.core.block_pool import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """What `extend` did: `table[start : start + len(block_ids)] = block_ids`, after `copies`."""
+
+    start: int
+    block_ids: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]  # (from, to)
+
+
+class BlockManager:
+    """The tables of all sequences over one pool."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self._pool = BlockPool(num_blocks)
+        self._tables: dict[int, list[int]] = {}
+
+    # ------------------------------------------------------------ read
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the size of the pool."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Return how many blocks a step may take."""
+        return self._pool.num_free + self._pool.num_cached
+
+    @property
+    def usage(self) -> float:
+        """Return the share of blocks in use, 0..1."""
+        return self._pool.num_used / self._pool.num_blocks
+
+    def table(self, seq_id: int) -> list[int]:
+        """Return the blocks of a sequence, to be read only; empty when it holds none."""
+        return self._tables.get(seq_id, [])
+
+    def holders(self) -> Iterable[int]:
+        """Return the ids of the sequences that hold blocks."""
+        return self._tables.keys()
+
+    def ref_count(self, block: int) -> int:
+        """Return how many tables hold the block."""
+        return self._pool.ref_count(block)
+
+    # ------------------------------------------------------------ commit
+
+    def extend(self, seq_id: int, num_computed: int, num_tokens: int) -> TableChange:
+        """Make positions [num_computed, num_tokens) writable: new blocks, and own ones for shared.
+
+        A copy's source stays held by another table, and victims were freed before the first `extend`
+        of a step: so within a step no source is a target as well, and the order of copies does not
+        matter. The other holder may write into the source in the same step: copies are done before.
+        """
+        table = self._tables.setdefault(seq_id, [])
+        num_held = len(table)
+        num_needed = -(-num_tokens // self.block_size)
+        first = num_computed // self.block_size
+        start = num_held
+        copies = []
+        for index in range(first, min(num_held, num_needed)):
+            shared = table[index]
+            if self._pool.ref_count(shared) == 1:
+                continue
+            own = self._pool.allocate()
+            if index * self.block_size < num_computed:  # else it holds nothing yet
+                copies.append((shared, own))
+            self._pool.release(shared)
+            table[index] = own
+            start = min(start, index)
+        for _ in range(num_held, num_needed):
+            table.append(self._pool.allocate())
+        return TableChange(start, tuple(table[start:]), tuple(copies))
+
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """Give a new sequence the blocks of another, shared."""
+        assert child_id not in self._tables, f"sequence {child_id} holds blocks already"
+        table = list(self._tables[parent_id])
+        for block in table:
+            self._pool.share(block)
+        self._tables[child_id] = table
+
+    def free(self, seq_id: int) -> None:
+        """Let go of a sequence's blocks; a sequence without blocks is fine."""
+        # From the end: the next sequence then gets them from the first on, in order.
+        for block in reversed(self._tables.pop(seq_id, [])):
+            self._pool.release(block)
+
+    def check(self) -> None:
+        """Assert the pool's invariant, and that each ref count is the number of holding tables."""
+        self._pool.check()
+        held = Counter(block for table in self._tables.values() for block in table)
+        for block in range(self.num_blocks):
+            assert self._pool.ref_count(block) == held[block], (
+                f"block {block} has ref count {self._pool.ref_count(block)}, but {held[block]} "
+                "table entries hold it"
+            )
+        for seq_id, table in self._tables.items():
+            assert len(set(table)) == len(table), f"sequence {seq_id} holds a block twice"

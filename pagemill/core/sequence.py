@@ -1,0 +1,131 @@
+"""Sequences: one sample of a request each, with its counts, its state and its times.
+
+The three counts are intervals over token positions (drawn in `messages`): `num_computed` tokens have
+their keys and values in the cache, `num_scheduled` more are being computed by the step in flight, and
+`num_tokens` are known. There is no prefill and no decode phase: a sequence is whatever it still has to
+compute, and a step that reaches `num_tokens` produces the next token.
+
+Owned and changed by the scheduler alone; the planner and the policies read. Blocks belong to the block
+manager, by `seq_id`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from pagemill.messages import EngineRequest, NewSequence
+
+
+class SequenceStatus(enum.Enum):
+    """Which queue holds a sequence."""
+
+    WAITING = "waiting"  # never run, preempted, or forked with no seat free; may hold blocks
+    RUNNING = "running"  # has a seat; keeps its blocks from step to step
+    FINISHED = "finished"  # in no queue, holds nothing
+
+
+class SequenceCounter:
+    """Hands out sequence ids: one counter for the life of an engine, no id is used twice."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self) -> int:
+        """Return the next id."""
+        taken = self._next
+        self._next += 1
+        return taken
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """One request and its samples.
+
+    The root sequence (sample 0) computes the prompt; the other samples are forked from it when the
+    prompt ends, and share the prompt's blocks. Until then they exist as a number only.
+    """
+
+    request: EngineRequest
+    number: int  # order of arrival at the scheduler
+    num_unfinished: int  # samples, those not forked yet included
+    is_forked: bool = False  # the first tokens of all samples were drawn
+    sequences: dict[int, Sequence] = field(default_factory=dict)  # unfinished, by seq_id
+
+    @property
+    def request_id(self) -> str:
+        """Return the caller's name for the request."""
+        return self.request.request_id
+
+    @property
+    def arrival_time(self) -> float:
+        """Return when the request arrived, in seconds of `time.time`."""
+        return self.request.arrival_time
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample of a request."""
+
+    seq_id: int
+    group: SequenceGroup
+    sample_index: int
+    prompt_token_ids: tuple[int, ...]  # one tuple, shared by all samples
+    num_tokens: int  # known: prompt and output
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_scheduled: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    has_row: bool = False  # the ranks hold a row for it
+    next_prompt_score: int = 1  # first prompt position whose logprobs were not delivered
+    num_preemptions: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    # Seconds of `time.monotonic`; a forked sequence has its root's first_scheduled_time.
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Return the length of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        """Return how many known tokens are neither computed nor in flight."""
+        return self.num_tokens - self.num_computed - self.num_scheduled
+
+    def append(self, token_ids: tuple[int, ...], now: float) -> None:
+        """Append tokens that a step made at `now` (seconds of `time.monotonic`)."""
+        self.output_token_ids.extend(token_ids)
+        self.num_tokens += len(token_ids)
+        if self.first_token_time is None:
+            self.first_token_time = now
+        self.last_token_time = now
+
+    def fork(self, seq_id: int, sample_index: int) -> Sequence:
+        """Return a sibling that has the prompt, computed as far as here, and no output."""
+        return Sequence(
+            seq_id=seq_id,
+            group=self.group,
+            sample_index=sample_index,
+            prompt_token_ids=self.prompt_token_ids,
+            num_tokens=self.num_prompt_tokens,
+            num_computed=self.num_computed,
+            # Prompt logprobs are one per request; the root delivers them.
+            next_prompt_score=self.num_prompt_tokens,
+            first_scheduled_time=self.first_scheduled_time,
+        )
+
+    def as_new(self) -> NewSequence:
+        """Return the message that gives the ranks a row."""
+        request = self.group.request
+        return NewSequence(
+            seq_id=self.seq_id,
+            request_id=request.request_id,
+            token_ids=(*self.prompt_token_ids, *self.output_token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            sample_index=self.sample_index,
+            sampling=request.sampling,
+        )

@@ -1,0 +1,193 @@
+"""A stand-in for the ranks that remembers what each block slot holds.
+
+A slot holds the hash of a token history: that is what keys and values are a function of. Each step it
+drops and adds rows, copies blocks, changes tables, writes the slots of all scheduled tokens, and then
+lets every scheduled sequence read its whole context: a slot that does not hold the sequence's own history
+is an error. Tokens are a function of (history, sample index, position), so that what a request gets can
+be computed without any scheduler (`expected_tokens`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagemill.messages import (
+    EngineRequest,
+    NewSequence,
+    SamplingSpec,
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceOutput,
+    StepOutput,
+    TokenScores,
+)
+from pagemill.sampling_params import SamplingParams
+
+VOCAB = 1000
+EMPTY = 0
+
+
+def make_request(
+    request_id: str,
+    prompt: tuple[int, ...] | int,
+    *,
+    num_samples: int = 1,
+    max_tokens: int = 4,
+    min_tokens: int = 0,
+    eos: frozenset[int] = frozenset(),
+    stop_ids: frozenset[int] = frozenset(),
+    prompt_logprobs: int | None = None,
+) -> EngineRequest:
+    """Return a request; a number as prompt stands for that many different tokens."""
+    if isinstance(prompt, int):
+        prompt = tuple((7 * i + len(request_id)) % VOCAB for i in range(prompt))
+    return EngineRequest(
+        request_id=request_id,
+        prompt=None,
+        prompt_token_ids=prompt,
+        params=SamplingParams(),
+        sampling=SamplingSpec(min_tokens=min_tokens, prompt_logprobs=prompt_logprobs),
+        num_samples=num_samples,
+        max_tokens=max_tokens,
+        eos_token_ids=eos,
+        stop_token_ids=stop_ids,
+        arrival_time=0.0,
+    )
+
+
+def extend_history(history: int, token_id: int) -> int:
+    """Return the hash of a history with one more token."""
+    return hash((history, token_id)) or 1
+
+
+def draw(history: int, sample_index: int, position: int) -> int:
+    """Return the token that a sample gets at a position, after a history."""
+    return hash((history, sample_index, position, "draw")) % VOCAB
+
+
+def expected_tokens(request: EngineRequest, sample_index: int, max_model_len: int) -> list[int]:
+    """Return what a sample gets, worked out one token at a time without a scheduler."""
+    history = EMPTY
+    for token in request.prompt_token_ids:
+        history = extend_history(history, token)
+    output: list[int] = []
+    while len(output) < request.max_tokens:
+        position = len(request.prompt_token_ids) + len(output)
+        if position == max_model_len:
+            break
+        token = draw(history, sample_index, position)
+        output.append(token)
+        history = extend_history(history, token)
+        if len(output) >= request.sampling.min_tokens and (
+            token in request.eos_token_ids or token in request.stop_token_ids
+        ):
+            break
+    return output
+
+
+@dataclass
+class Row:
+    """What the ranks know of one sequence."""
+
+    new: NewSequence
+    token_ids: list[int]
+    table: list[int] = field(default_factory=list)
+
+
+class FakeRanks:
+    """Executes steps over a pool of remembered slots."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.rows: dict[int, Row] = {}
+        self.slots = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.fail: set[int] = set()  # sequences whose next result is an error
+        self.num_computed = 0
+        self.num_copies = 0
+
+    def execute(self, step: SchedulerOutput) -> StepOutput:
+        """Run one step."""
+        self._change_rows(step)
+        self._copy_blocks(step.block_moves.copies)
+        for share in step.scheduled:
+            self._change_table(share)
+        for share in step.scheduled:
+            self._write(share)
+        outputs = tuple(self._read_and_draw(share) for share in step.scheduled)
+        return StepOutput(step.step_id, outputs)
+
+    def _change_rows(self, step: SchedulerOutput) -> None:
+        for seq_id in step.removed_seq_ids:
+            del self.rows[seq_id]
+        for new in step.new_sequences:
+            assert new.seq_id not in self.rows, "a second row for one sequence"
+            self.rows[new.seq_id] = Row(new, list(new.token_ids))
+        scheduled = [share.seq_id for share in step.scheduled]
+        assert len(set(scheduled)) == len(scheduled), "scheduled twice in one step"
+        assert not set(scheduled) & set(step.removed_seq_ids), "scheduled and removed"
+        assert {new.seq_id for new in step.new_sequences} <= set(scheduled), "a row for nothing"
+
+    def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
+        gathered = [list(self.slots[source]) for source, _ in copies]
+        for source, target in copies:
+            self.slots[target] = list(self.slots[source])
+        for (_, target), contents in zip(copies, gathered, strict=True):
+            assert self.slots[target] == contents, "one by one and all at once differ"
+        self.num_copies += len(copies)
+
+    def _change_table(self, share: ScheduledSequence) -> None:
+        table = self.rows[share.seq_id].table
+        assert share.block_start <= len(table), "a gap in the table"
+        table[share.block_start : share.block_start + len(share.block_ids)] = share.block_ids
+
+    def _write(self, share: ScheduledSequence) -> None:
+        row = self.rows[share.seq_id]
+        end = share.num_computed + share.num_tokens
+        assert share.num_tokens > 0
+        assert end <= len(row.token_ids), "tokens scheduled that are not known"
+        history = EMPTY
+        for position, token in enumerate(row.token_ids[:end]):
+            history = extend_history(history, token)
+            if position >= share.num_computed:
+                block, slot = divmod(position, self.block_size)
+                self.slots[row.table[block]][slot] = history
+        self.num_computed += share.num_tokens
+
+    def _read_and_draw(self, share: ScheduledSequence) -> SequenceOutput:
+        row = self.rows[share.seq_id]
+        end = share.num_computed + share.num_tokens
+        history = EMPTY
+        for position, token in enumerate(row.token_ids[:end]):
+            history = extend_history(history, token)
+            block, slot = divmod(position, self.block_size)
+            assert self.slots[row.table[block]][slot] == history, (
+                f"sequence {share.seq_id} reads another history at position {position}"
+            )
+        if share.seq_id in self.fail:
+            self.fail.remove(share.seq_id)
+            return SequenceOutput(share.seq_id, (), error="broken on purpose")
+        assert share.num_samples == 0 or end == len(row.token_ids), "drawn in mid-prompt"
+        tokens = tuple(
+            (draw(history, row.new.sample_index + index, end),)
+            for index in range(share.num_samples)
+        )
+        if tokens:
+            row.token_ids.extend(tokens[0])
+        return SequenceOutput(
+            share.seq_id,
+            tokens,
+            scores=tuple(tuple(TokenScores(t, 0.0, 1) for t in run) for run in tokens),
+            prompt_scores=self._prompt_scores(row, share, end),
+        )
+
+    def _prompt_scores(
+        self, row: Row, share: ScheduledSequence, end: int
+    ) -> tuple[TokenScores, ...]:
+        if share.prompt_logprobs_from is None:
+            return ()
+        assert share.prompt_logprobs_from > share.num_computed, "no logits for that position"
+        last = min(end, row.new.num_prompt_tokens - 1)
+        return tuple(
+            TokenScores(row.token_ids[p], -float(p), 1)
+            for p in range(share.prompt_logprobs_from, last + 1)
+        )

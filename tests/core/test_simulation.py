@@ -1,0 +1,276 @@
+"""The whole planning wing against ranks that remember block contents, with random everything."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pagemill.config import SchedulerConfig
+from pagemill.core.scheduler import Scheduler
+from pagemill.messages import EngineRequest, SchedulerOutput, SequenceUpdate, StepOutput
+from tests.core.fake_ranks import VOCAB, FakeRanks, expected_tokens, make_request
+
+
+@dataclass
+class Sample:
+    """What came out for one sample."""
+
+    token_ids: list[int] = field(default_factory=list)
+    num_scores: int = 0
+    finish_reason: str | None = None
+    seq_id: int | None = None
+
+
+class Simulation:
+    """A scheduler, its ranks, and a caller who writes down what is delivered."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int
+    ) -> None:
+        config = SchedulerConfig(
+            max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy="fcfs"
+        )
+        self.max_model_len = max_model_len
+        self.config = config
+        self.scheduler = Scheduler(
+            config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len
+        )
+        self.ranks = FakeRanks(num_blocks, block_size)
+        self.requests: dict[str, EngineRequest] = {}
+        self.samples: dict[str, dict[int, Sample]] = {}
+        self.prompt_scores: dict[str, list[int]] = {}
+        self.ignored: set[str] = set()
+        self.num_steps = 0
+        self.num_preempted = 0
+
+    def add(self, request: EngineRequest) -> None:
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        self.samples[request.request_id] = {}
+        self.prompt_scores[request.request_id] = []
+
+    def begin_step(self) -> tuple[SchedulerOutput, StepOutput]:
+        step = self.scheduler.schedule()
+        self._check_step(step)
+        return step, self.ranks.execute(step)
+
+    def end_step(self, step: SchedulerOutput, result: StepOutput) -> None:
+        self.record(self.scheduler.update(step, result))
+
+    def step(self) -> SchedulerOutput:
+        step, result = self.begin_step()
+        self.end_step(step, result)
+        self.scheduler.check_invariants()
+        return step
+
+    def _check_step(self, step: SchedulerOutput) -> None:
+        self.num_steps += 1
+        self.num_preempted += step.num_preempted
+        for answer in step.ignored:
+            assert answer.request_id not in self.ignored
+            self.ignored.add(answer.request_id)
+        assert step.num_tokens <= self.config.max_num_batched_tokens
+        assert len(step.scheduled) <= self.config.max_num_seqs
+        assert step.queues == self.scheduler.queue_sizes()
+        if self.scheduler.has_unfinished():
+            assert step.scheduled, "something is unfinished and nothing runs"
+
+    def record(self, updates: list[SequenceUpdate]) -> None:
+        for update in updates:
+            sample = self.samples[update.request_id].setdefault(update.sample_index, Sample())
+            assert sample.finish_reason is None, "news after the end"
+            assert sample.seq_id in (None, update.seq_id), "another sequence for one sample"
+            sample.seq_id = update.seq_id
+            sample.token_ids.extend(update.token_ids)
+            assert [s.token_id for s in update.scores] == list(update.token_ids)
+            sample.num_scores += len(update.scores)
+            sample.finish_reason = update.finish_reason
+            self.prompt_scores[update.request_id].extend(
+                int(-score.logprob) for score in update.prompt_scores
+            )
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Step until everything has ended."""
+        while self.scheduler.has_unfinished():
+            self.step()
+            assert self.num_steps < max_steps, "no end"
+        self.step()  # drops the last rows
+        self.check_end()
+
+    def check_end(self) -> None:
+        assert self.scheduler.cache_usage() == 0.0
+        assert self.scheduler.num_unfinished() == 0
+        assert not self.ranks.rows, "rows of ended sequences"
+        for request_id, request in self.requests.items():
+            if request_id in self.ignored:
+                assert not self.samples[request_id]
+                continue
+            samples = self.samples[request_id]
+            assert sorted(samples) == list(range(request.num_samples))
+            for index, sample in samples.items():
+                self._check_sample(request, index, sample)
+            self._check_prompt_scores(request)
+
+    def _check_sample(self, request: EngineRequest, index: int, sample: Sample) -> None:
+        expected = expected_tokens(request, index, self.max_model_len)
+        assert sample.num_scores == len(sample.token_ids)
+        if sample.finish_reason in ("abort", "error", "cut"):
+            assert sample.token_ids == expected[: len(sample.token_ids)]
+            return
+        assert sample.token_ids == expected
+        stops = request.eos_token_ids | request.stop_token_ids
+        may_stop = len(expected) >= max(1, request.sampling.min_tokens)
+        stopped = may_stop and expected[-1] in stops
+        assert sample.finish_reason == ("stop" if stopped else "length")
+
+    def _check_prompt_scores(self, request: EngineRequest) -> None:
+        positions = self.prompt_scores[request.request_id]
+        if request.sampling.prompt_logprobs is None:
+            assert positions == []
+            return
+        whole = list(range(1, len(request.prompt_token_ids)))
+        assert positions == whole[: len(positions)]
+        if self.samples[request.request_id][0].token_ids:
+            assert positions == whole
+
+
+class RandomService(RuleBasedStateMachine):
+    """Requests, steps, aborts, string stops and failures in any order."""
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        block_size = data.draw(st.sampled_from([1, 2, 3, 4, 8]))
+        max_model_len = data.draw(st.integers(2, 24))
+        least = -(-max_model_len // block_size)
+        self.sim = Simulation(
+            num_blocks=least + data.draw(st.integers(0, 2 * least)),
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_tokens=data.draw(st.integers(1, 20)),
+            max_seqs=data.draw(st.integers(1, 6)),
+        )
+        self.num_added = 0
+
+    @rule(data=st.data())
+    def add(self, data: st.DataObject) -> None:
+        limit = self.sim.max_model_len
+        prompt = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=limit))
+        scored = data.draw(st.booleans())
+        max_tokens = data.draw(st.integers(0 if scored else 1, limit))
+        every = data.draw(st.sampled_from([0, 3, 10]))
+        ending = frozenset(range(0, VOCAB, every)) if every else frozenset()
+        by_stop = data.draw(st.booleans())
+        self.sim.add(
+            make_request(
+                f"r{self.num_added}",
+                tuple(prompt),
+                num_samples=data.draw(st.sampled_from([1, 1, 2, 3, 9])),
+                max_tokens=max_tokens,
+                min_tokens=data.draw(st.integers(0, max_tokens)),
+                eos=frozenset() if by_stop else ending,
+                stop_ids=ending if by_stop else frozenset(),
+                prompt_logprobs=1 if scored else None,
+            )
+        )
+        self.num_added += 1
+
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.sim.step()
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.num_added:
+            self._abort(data.draw(st.integers(0, self.num_added - 1)))
+
+    @rule(data=st.data())
+    def abort_in_flight(self, data: st.DataObject) -> None:
+        step, result = self.sim.begin_step()
+        for _ in range(data.draw(st.integers(1, 2))):
+            if self.num_added:
+                self._abort(data.draw(st.integers(0, self.num_added - 1)))
+        self.sim.end_step(step, result)
+
+    @rule(data=st.data())
+    def cut_by_string(self, data: st.DataObject) -> None:
+        live = [
+            sample
+            for samples in self.sim.samples.values()
+            for sample in samples.values()
+            if sample.finish_reason is None
+        ]
+        if live:
+            sample = data.draw(st.sampled_from(live))
+            assert sample.seq_id is not None
+            self.sim.scheduler.finish(sample.seq_id, "stop", "x")
+            self.sim.scheduler.finish(sample.seq_id, "stop", "x")
+            sample.finish_reason = "cut"
+
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        if self.sim.ranks.rows:
+            self.sim.ranks.fail = {data.draw(st.sampled_from(sorted(self.sim.ranks.rows)))}
+            self.sim.step()
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        if hasattr(self, "sim"):
+            self.sim.scheduler.check_invariants()
+
+    def teardown(self) -> None:
+        if hasattr(self, "sim"):
+            self.sim.ranks.fail = set()
+            self.sim.run()
+
+    def _abort(self, number: int) -> None:
+        request_id = f"r{number}"
+        updates = self.sim.scheduler.abort(request_id)
+        assert all(update.finish_reason == "abort" for update in updates)
+        self.sim.record(updates)
+        if self.sim.requests[request_id] and not self.sim.samples[request_id]:
+            assert request_id in self.sim.ignored
+        assert self.sim.scheduler.abort(request_id) == []
+
+
+TestRandomService = RandomService.TestCase
+TestRandomService.settings = settings(
+    deadline=None,
+    max_examples=60,
+    stateful_step_count=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
+    for seed in range(6):
+        rng = random.Random(seed)
+        block_size = rng.choice([2, 4, 16])
+        max_model_len = 64
+        least = -(-max_model_len // block_size)
+        sim = Simulation(
+            num_blocks=least + rng.randrange(2 * least),
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_tokens=rng.choice([5, 16, 64]),
+            max_seqs=rng.choice([2, 8, 32]),
+        )
+        for number in range(25):
+            prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 50)))
+            sim.add(
+                make_request(
+                    f"r{number}",
+                    prompt,
+                    num_samples=rng.choice([1, 1, 1, 4, 12]),
+                    max_tokens=rng.randrange(1, 40),
+                    prompt_logprobs=rng.choice([None, 1]),
+                )
+            )
+            for _ in range(rng.randrange(3)):
+                sim.step()
+        sim.run(max_steps=20_000)
+        assert sim.ranks.num_copies > 0
