@@ -8,7 +8,9 @@ from pagemill import LLM, SamplingParams
 def no_digits(llm):
     """Return a processor that makes every token with a digit in it impossible."""
     tokenizer = llm.get_tokenizer()
-    banned = [i for i in range(tokenizer.vocab_size) if any(map(str.isdigit, tokenizer.token_text(i)))]
+    banned = [
+        i for i in range(tokenizer.vocab_size) if any(map(str.isdigit, tokenizer.token_text(i)))
+    ]
 
     def process(token_ids, logits):
         logits[banned] = float("-inf")

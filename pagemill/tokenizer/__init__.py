@@ -17,6 +17,7 @@ from pagemill.tokenizer.base import Tokenizer
 READERS: Registry[Callable[[Path], Tokenizer]] = Registry(
     "tokenizer format",
     {
+        "gguf": "pagemill.tokenizer.gguf:load_gguf_tokenizer",
         "tokenizer.json": "pagemill.tokenizer.folder:load_folder_tokenizer",
     },
 )
@@ -39,4 +40,6 @@ def load_tokenizer(path: str | Path, *, mode: str = "auto") -> Tokenizer:
 
 
 def _format_of(path: Path, mode: str) -> str:
+    if path.is_file():
+        return "gguf" if path.suffix == ".gguf" else "tokenizer.json"
     return "tokenizer.json"
