@@ -1,0 +1,28 @@
+"""`pagemill serve [MODEL]`: the OpenAI server, HTTP in this process and the engine in its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from pagemill.cli.arguments import add_fields, add_model, settle_all
+from pagemill.engine_args import AsyncEngineArgs
+from pagemill.log import setup_logging
+from pagemill.server.settings import ServerArgs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, the engine's flags and the server's."""
+    add_model(parser)
+    add_fields(parser, ServerArgs, AsyncEngineArgs)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it (0) or the engine dies (1)."""
+    engine_args, server_args = settle_all(args, AsyncEngineArgs, ServerArgs)
+    server_args.check()
+    engine_args.refuse_unsupported()
+    setup_logging(sys.stdout)
+    from pagemill.server.launch import serve
+
+    return serve(engine_args, server_args)
