@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_values(args)
     setup_logging()
     from pagemill.engine.llm_engine import LLMEngine
-    from pagemill.tokenizer.template_source import read_template
+    from pagemill.server.template_source import read_template
 
     template = read_template(args.chat_template) if args.chat_template is not None else None
     engine = LLMEngine.from_engine_args(engine_args)

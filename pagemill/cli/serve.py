@@ -23,6 +23,10 @@ def run(args: argparse.Namespace) -> int:
     server_args.check()
     engine_args.refuse_unsupported()
     setup_logging(sys.stdout)
+    from pagemill.server.engine_start import start_engine
+
+    loading = start_engine(engine_args)
+    # Only now: these imports take as long as the engine process needs for torch's.
     from pagemill.server.launch import serve
 
-    return serve(engine_args, server_args)
+    return serve(loading, engine_args, server_args)
