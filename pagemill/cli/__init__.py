@@ -61,6 +61,7 @@ def _dispatch(words: list[str]) -> int:
     module = importlib.import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(
         prog=f"pagemill {name}",
+        usage="%(prog)s [arguments]; see %(prog)s --help",
         description=COMMANDS[name][1],
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -114,7 +115,10 @@ def _help_text(names: list[str]) -> str:
     width = max(len(name) for name in names)
     lines = ["usage: pagemill COMMAND [arguments]", "", "commands:"]
     lines += [f"  {name:<{width}}  {COMMANDS[name][1]}" for name in names]
-    lines += ["", "pagemill COMMAND --help says what a command takes; --version prints the version."]
+    lines += [
+        "",
+        "pagemill COMMAND --help says what a command takes; --version prints the version.",
+    ]
     return "\n".join(lines)
 
 

@@ -269,4 +269,3 @@ def _from_yaml(value: Any, hint: Any, name: str, path: str) -> Any:
         wanted = shown.get(base, "a whole number" if base is int else "a number")
         raise ConfigError(f"{where} is {value!r}; it must be {wanted}")
     return value
-

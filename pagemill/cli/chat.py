@@ -7,7 +7,6 @@ ends. Lines may also come from a pipe. Prompts and remarks go to stderr, answers
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import typing
 from typing import Any

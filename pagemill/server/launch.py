@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import uvicorn
 
@@ -70,13 +71,16 @@ class _Server:
         loading = asyncio.wrap_future(self._loading)
         serving = asyncio.create_task(self._http.serve(sockets=sockets))
         try:
-            await asyncio.wait({loading, serving}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {loading, serving}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():  # a signal came first, or the socket could not be opened
                 await self._ended(serving)
                 return 0
             self._engine = loading.result()
             self._serving.attach(self._engine)
-            logger.info("ready: serving %s on %s", self._serving.model_name, _address(settings, sockets))
+            logger.info(
+                "ready: serving %s on %s", self._serving.model_name, _address(settings, sockets)
+            )
             return await self._until_end(serving)
         finally:
             self._http.should_exit = True
@@ -183,4 +187,3 @@ def _address(settings: ServerArgs, sockets: list[socket.socket] | None) -> str:
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if settings.ssl_certfile is not None else "http"
     return f"{scheme}://{shown}:{port}"
-

@@ -66,9 +66,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 # SamplingParams fields that a body sets under the same name; the rest have rules of their own.
 _OWN_RULES = ("max_tokens", "logprobs", "logits_processors", "structured_outputs", "output_kind")
-_SAMPLING = tuple(
-    f.name for f in dataclasses.fields(SamplingParams) if f.name not in _OWN_RULES
-)
+_SAMPLING = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _OWN_RULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +189,12 @@ def read_chat(data: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
     fields.end()
     params = _params(values, stream, renames)
     return ChatRequest(
-        messages=messages, template=template, params=params, stream=stream, renames=renames, **common
+        messages=messages,
+        template=template,
+        params=params,
+        stream=stream,
+        renames=renames,
+        **common,
     )
 
 
@@ -283,9 +286,7 @@ def _stream(fields: Fields) -> StreamOptions | None:
     return StreamOptions(include_usage=include, continuous_usage=include and continuous)
 
 
-def _refuse_streamed_prompt_logprobs(
-    data: dict[str, Any], stream: StreamOptions | None
-) -> None:
+def _refuse_streamed_prompt_logprobs(data: dict[str, Any], stream: StreamOptions | None) -> None:
     if stream and data.get("prompt_logprobs") is not None:
         raise ApiError(
             "prompt_logprobs cannot be streamed; set stream to false, or ask /v1/completions for "

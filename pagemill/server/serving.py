@@ -64,9 +64,7 @@ class Serving:
     def engine(self) -> EngineClient:
         """Return the engine, or raise the 503 that says why there is none."""
         if self._failure is not None:
-            raise ApiError(
-                f"the engine is gone: {self._failure}", status=503, code="engine_dead"
-            )
+            raise ApiError(f"the engine is gone: {self._failure}", status=503, code="engine_dead")
         if self._engine is None:
             raise ApiError(
                 "the model is being loaded; try again in a moment",

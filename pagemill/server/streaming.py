@@ -28,7 +28,9 @@ CLIENT_CLOSED = 499
 
 def event(data: dict[str, Any]) -> bytes:
     """Return one server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return (
+        b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    )
 
 
 async def merge(
