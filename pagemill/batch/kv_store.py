@@ -1,0 +1,66 @@
+"""The KV pools of one rank, a pair of tensors a layer.
+
+Owned by `worker.worker`; the attention backend chooses the layout (dim 0 is the block), this room
+allocates the pools and copies whole blocks inside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pagemill.attention.base import AttentionBackend, AttentionSpec
+
+
+class KVStore:
+    """Pools of `num_blocks` blocks in every layer; block b is the same sequence's in all of them."""
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        specs: Sequence[AttentionSpec],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers: list[tuple[Tensor, Tensor]] = [
+            backend.allocate_kv(spec, num_blocks, block_size, dtype, device) for spec in specs
+        ]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all pools."""
+        return sum(pool.numel() * pool.element_size() for pair in self.layers for pool in pair)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (from, to), in this order: a later copy sees what an earlier one wrote."""
+        for sources, targets in _independent_runs(copies):
+            for pair in self.layers:
+                for pool in pair:
+                    device = pool.device
+                    source = torch.tensor(sources, device=device)
+                    pool.index_copy_(
+                        0, torch.tensor(targets, device=device), pool.index_select(0, source)
+                    )
+
+
+def _independent_runs(
+    copies: Sequence[tuple[int, int]],
+) -> list[tuple[list[int], list[int]]]:
+    """Split copies into runs that may be done at once: no block is written and then used again."""
+    runs: list[tuple[list[int], list[int]]] = []
+    written: set[int] = set()
+    for source, target in copies:
+        if not runs or source in written or target in written:
+            runs.append(([], []))
+            written = set()
+        runs[-1][0].append(source)
+        runs[-1][1].append(target)
+        written.add(target)
+    return runs

@@ -1,0 +1,35 @@
+"""What the engine needs of a device. Devices: one file each, registered in `__init__`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Device(Protocol):
+    """Memory, threads and dtypes of the place where tensors live."""
+
+    name: str
+    torch_device: torch.device
+    attention_backend: str  # key of the attention registry
+
+    def available_bytes(self) -> int:
+        """Return the memory this process may still take."""
+        ...
+
+    def default_num_threads(self) -> int:
+        """Return how many compute threads suit the device's host side."""
+        ...
+
+    def resolve_dtype(self, requested: str, checkpoint_dtype: str) -> tuple[str, str]:
+        """Return the dtype to compute in and the reason; raises ConfigError for one that cannot."""
+        ...
+
+    def configure(self, num_threads: int) -> None:
+        """Prepare this process for computing."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all work given to the device is done."""
+        ...

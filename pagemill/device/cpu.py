@@ -1,0 +1,57 @@
+"""The CPU device: memory and threads of this host, and which dtypes it computes in."""
+
+from __future__ import annotations
+
+import torch
+
+from pagemill.device import host
+from pagemill.env import omp_num_threads
+from pagemill.errors import ConfigError
+
+_ALIASES = {"float": "float32", "half": "float16"}
+_KNOWN = ("float32", "bfloat16")
+
+
+class CPUDevice:
+    """Tensors in the host's memory."""
+
+    name = "cpu"
+    attention_backend = "torch"
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+
+    def available_bytes(self) -> int:
+        """Return the memory this process may still take: the machine's, or less by cgroup limit."""
+        return host.available_bytes()
+
+    def default_num_threads(self) -> int:
+        """Return OMP_NUM_THREADS if set, else the cores this process may use."""
+        return host.num_threads(omp_num_threads())
+
+    def resolve_dtype(self, requested: str, checkpoint_dtype: str) -> tuple[str, str]:
+        """Return (dtype, reason). "auto" takes the checkpoint's, float16 becoming bfloat16."""
+        requested = _ALIASES.get(requested, requested)
+        if requested == "auto":
+            if checkpoint_dtype == "float16":
+                return "bfloat16", "the checkpoint is float16, which CPUs do not compute in"
+            if checkpoint_dtype in _KNOWN:
+                return checkpoint_dtype, "the checkpoint's"
+            return "float32", f"the checkpoint's {checkpoint_dtype} is no compute dtype"
+        if requested == "float16":
+            raise ConfigError(
+                "dtype is 'float16', which CPUs do not compute in: use dtype='bfloat16' (same size) "
+                "or dtype='float32'"
+            )
+        if requested not in _KNOWN:
+            raise ConfigError(
+                f"dtype is {requested!r}; on CPU it must be auto, {' or '.join(_KNOWN)}"
+            )
+        return requested, "asked for"
+
+    def configure(self, num_threads: int) -> None:
+        """Set the number of compute threads of this process."""
+        torch.set_num_threads(num_threads)
+
+    def synchronize(self) -> None:
+        """Do nothing: work on the CPU is done when the call returns."""

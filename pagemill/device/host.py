@@ -1,0 +1,122 @@
+"""Memory and cores that this process may use: machine, cgroup limits, CPU affinity.
+
+Standard library only. Called by the devices and by `pagemill collect-env`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pagemill.errors import ConfigError
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+# Version 1 writes "no limit" as the largest multiple of the page size in an int64.
+_NO_LIMIT = 1 << 60
+
+
+def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """Return the bytes this process may still take without swapping or meeting a cgroup limit."""
+    available = _machine_available(proc)
+    for folder in _groups(proc, cgroup, "memory"):
+        room = _group_room(folder)
+        if room is not None:
+            available = min(available, room)
+    return available
+
+
+def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """Return the compute threads to use; `omp` is the text of OMP_NUM_THREADS, or None.
+
+    Without it: the cores this process may run on, or the whole cores of a cgroup quota if fewer.
+    """
+    if omp is not None and omp.strip():
+        first = omp.split(",")[0].strip()
+        if not first.isdigit() or int(first) < 1:
+            raise ConfigError(
+                f"OMP_NUM_THREADS is {omp!r}; it must be a whole number of at least 1"
+            )
+        return int(first)
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    for folder in _groups(proc, cgroup, "cpu"):
+        quota = _group_quota(folder)
+        if quota is not None:
+            cores = min(cores, max(1, math.floor(quota)))
+    return cores
+
+
+def _machine_available(proc: Path) -> int:
+    text = _read(proc / "meminfo")
+    for line in (text or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux
+
+
+def _groups(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and its parents, version 2 or 1.
+
+    In a container the path of /proc/self/cgroup may not exist below the mount; the mount's root is the
+    container's own group then, and is yielded in any case.
+    """
+    for line in (_read(proc / "self" / "cgroup") or "").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        _, controllers, path = parts
+        if controllers == "":
+            root = cgroup
+        elif controller in controllers.split(","):
+            root = cgroup / controller
+            if not root.exists():
+                root = cgroup / controllers
+        else:
+            continue
+        inner = path.strip("/")
+        while inner:
+            yield root / inner
+            inner = inner.rpartition("/")[0]
+        yield root
+
+
+def _group_room(folder: Path) -> int | None:
+    """Return the limit less what is in use and cannot be reclaimed, or None without a limit."""
+    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+    if limit is None or used is None or limit >= _NO_LIMIT:
+        return None
+    stat = dict(
+        line.split() for line in (_read(folder / "memory.stat") or "").splitlines() if " " in line
+    )
+    prefix = "total_" if "total_inactive_file" in stat else ""
+    cached = int(stat.get(f"{prefix}inactive_file", 0)) + int(stat.get(f"{prefix}active_file", 0))
+    return max(0, limit - max(0, used - cached))
+
+
+def _group_quota(folder: Path) -> float | None:
+    """Return the cores a cgroup may use, or None without a quota."""
+    words = (_read(folder / "cpu.max") or "").split()
+    if len(words) == 2 and words[0] != "max":
+        return int(words[0]) / int(words[1])
+    quota = _number(folder / "cpu.cfs_quota_us")
+    period = _number(folder / "cpu.cfs_period_us")
+    if quota is not None and period and quota > 0:
+        return quota / period
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """Return the whole number a file holds; None when there is no file or no number in it ("max")."""
+    text = (_read(path) or "").strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:  # absent, or another system than Linux
+        return None

@@ -1,0 +1,129 @@
+"""What changes a row of logits before a token is chosen, in the one order there is.
+
+    allowed_token_ids, bad_words, min_tokens, logit_bias, the request's logits processors, the engine's
+    logits processors, then the penalties
+
+Called by the sampler for rows that ask for any of it; other rows pay nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagemill.errors import ConfigError
+from pagemill.messages import SamplingSpec
+from pagemill.sampling.penalties import apply_penalties, wants_penalties
+
+_MASKED = np.float32(-np.inf)
+
+
+class LogitsProcessor(Protocol):
+    """A pure function of one sequence's tokens and its next-token logits.
+
+    `token_ids` holds the prompt, then the output so far. `logits` is float32 [vocab]; it may be changed
+    in place. The return value is the logits to go on with, float32 [vocab]. The result must depend on
+    the two arguments alone, or the same request may answer differently in another batch. An exception
+    ends that one sequence with an error.
+    """
+
+    def __call__(self, token_ids: list[int], logits: Tensor) -> Tensor: ...
+
+
+def load_logits_processors(names: Sequence[str]) -> tuple[LogitsProcessor, ...]:
+    """Import engine-level processors, "module:attribute" each; a class is called to make one."""
+    loaded = []
+    for name in names:
+        module_name, colon, attribute = name.partition(":")
+        if not colon or not module_name or not attribute:
+            raise ConfigError(
+                f"logits_processors has {name!r}; each must be of the form module:attribute"
+            )
+        try:
+            target = getattr(importlib.import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"logits_processors: {name!r} cannot be imported: {error}; check the spelling and "
+                "that the module is on the Python path"
+            ) from error
+        if isinstance(target, type):
+            target = target()
+        if not callable(target):
+            raise ConfigError(f"logits_processors: {name!r} is not callable")
+        loaded.append(cast(LogitsProcessor, target))
+    return tuple(loaded)
+
+
+def wants_processing(spec: SamplingSpec, num_output_tokens: int) -> bool:
+    """Return whether the request changes its logits in this step."""
+    return bool(
+        spec.allowed_token_ids is not None
+        or spec.bad_words
+        or (num_output_tokens < spec.min_tokens and spec.stop_token_ids)
+        or spec.logit_bias
+        or spec.logits_processors
+        or wants_penalties(spec)
+    )
+
+
+def process(
+    logits: NDArray[np.float32],
+    spec: SamplingSpec,
+    token_ids: NDArray[np.int32],
+    num_prompt_tokens: int,
+    engine_processors: Sequence[LogitsProcessor],
+) -> None:
+    """Change one row [vocab] in place, in the order of this module."""
+    if spec.allowed_token_ids is not None:
+        _allow_only(logits, spec.allowed_token_ids)
+    output = token_ids[num_prompt_tokens:]
+    for word in spec.bad_words:
+        if _ends_with(output, word[:-1]):
+            logits[word[-1]] = _MASKED
+    if len(output) < spec.min_tokens and spec.stop_token_ids:
+        logits[list(spec.stop_token_ids)] = _MASKED
+    for token_id, bias in spec.logit_bias:
+        logits[token_id] += np.float32(bias)
+    if spec.logits_processors or engine_processors:
+        history = token_ids.tolist()
+        for processor in spec.logits_processors:
+            _run(processor, history, logits)
+        for processor in engine_processors:
+            _run(processor, history, logits)
+    if wants_penalties(spec):
+        apply_penalties(logits, spec, token_ids, num_prompt_tokens)
+
+
+def _allow_only(logits: NDArray[np.float32], allowed: Sequence[int]) -> None:
+    ids = np.asarray(allowed, np.int64)
+    kept = logits[ids]
+    logits.fill(_MASKED)
+    logits[ids] = kept
+
+
+def _ends_with(output: NDArray[np.int32], prefix: Sequence[int]) -> bool:
+    """Return whether the output ends with all tokens of a bad word but the last."""
+    count = len(prefix)
+    return count <= len(output) and output[len(output) - count :].tolist() == list(prefix)
+
+
+def _run(
+    processor: Callable[[list[int], Any], Any], history: list[int], logits: NDArray[np.float32]
+) -> None:
+    """Call one custom processor and write what it returns back into the row."""
+    result = processor(list(history), torch.from_numpy(logits))
+    if not isinstance(result, Tensor):
+        raise TypeError(
+            f"a logits processor returned {type(result).__name__}; it must return the logits tensor"
+        )
+    if result.shape != logits.shape:
+        raise ValueError(
+            f"a logits processor returned shape {tuple(result.shape)}; it must be {logits.shape}"
+        )
+    logits[:] = result.detach().to("cpu", torch.float32).numpy()

@@ -1,0 +1,264 @@
+"""The sampler: one row of logits a sequence in, tokens and scores out.
+
+Order: raw scores, the changes of `processors`, then argmax for greedy rows; temperature, min_p, top_k
+with top_p and a draw for the others. Rows go through in tiles that fit the CPU's cache; a tile's size
+bounds the temporary memory and changes no result, since no operation looks across rows. Owned by
+`worker.model_runner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagemill.log import get_logger
+from pagemill.messages import SamplingSpec, TokenScores
+from pagemill.sampling import draw, logprobs, processors
+from pagemill.sampling.random import uniforms
+from pagemill.sampling.ranking import Floats
+from pagemill.sampling_params import GREEDY_BELOW
+
+logger = get_logger(__name__)
+
+_TILE_BYTES = 4 << 20  # of float32 logits: a few such arrays live at once
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One sequence that is to get tokens."""
+
+    spec: SamplingSpec
+    token_ids: NDArray[np.int32]  # prompt, then output so far
+    num_prompt_tokens: int
+    sample_index: int
+    num_samples: int  # draws from this row, with sample indices sample_index, sample_index + 1, ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """What a row gave: one token a draw, its scores when asked for, or why there is none."""
+
+    tokens: tuple[int, ...] = ()
+    scores: tuple[TokenScores, ...] = ()
+    error: str | None = None
+
+
+def tile_rows(vocab_size: int) -> int:
+    """Return how many rows the sampler works on at once."""
+    return max(1, _TILE_BYTES // (4 * vocab_size))
+
+
+def peak_bytes(vocab_size: int) -> int:
+    """Return the most temporary memory `Sampler.sample` takes beyond the logits.
+
+    A tile has a copy of the raw logits, the weights, and for one row a sort of the whole vocabulary
+    (float32 keys, int64 order and ids, float64 sums).
+    """
+    return 2 * tile_rows(vocab_size) * vocab_size * 4 + vocab_size * 32
+
+
+class Sampler:
+    """Chooses tokens. Has no state but its settings."""
+
+    def __init__(
+        self, *, dtype: str, logprobs_mode: str, logits_processors: Sequence[str] = ()
+    ) -> None:
+        """`dtype` is the model's, for messages; `logits_processors` are "module:attribute" names."""
+        self._dtype = dtype
+        self._raw = logprobs_mode.startswith("raw_")
+        self._normalize = logprobs_mode.endswith("_logprobs")
+        self._engine_processors = processors.load_logits_processors(logits_processors)
+
+    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[SampledRow]:
+        """Return one result a row, in order. `logits` [rows, vocab] float32 is overwritten."""
+        matrix: Floats = logits.contiguous().cpu().numpy()
+        assert matrix.dtype == np.float32 and len(matrix) == len(rows)
+        step = tile_rows(matrix.shape[1])
+        results: list[SampledRow] = []
+        for start in range(0, len(rows), step):
+            tile = _Tile(matrix[start : start + step], rows[start : start + step])
+            results += self._sample_tile(tile)
+        return results
+
+    def score_prompt(
+        self, logits: Tensor, targets: Sequence[int], counts: Sequence[int]
+    ) -> list[TokenScores | str]:
+        """Return the scores of known tokens under rows of logits [rows, vocab] float32.
+
+        A row whose logits are not finite gives the error's text instead. Nothing is masked or penalized
+        in a prompt, so the processed modes give what the raw ones do.
+        """
+        matrix: Floats = logits.contiguous().cpu().numpy()
+        step = tile_rows(matrix.shape[1])
+        results: list[TokenScores | str] = []
+        for start in range(0, len(targets), step):
+            tile = matrix[start : start + step]
+            highest = tile.max(axis=1)
+            if not np.isfinite(highest).all():
+                results += [
+                    self._not_finite(float(h)) if not np.isfinite(h) else self._score_one(*row)
+                    for h, row in zip(
+                        highest,
+                        zip(tile, targets[start:], counts[start:], strict=False),
+                        strict=True,
+                    )
+                ]
+                continue
+            part = slice(start, start + step)
+            scored = self._score(tile, [(t,) for t in targets[part]], counts[part])
+            results += [row[0] for row in scored]
+        return results
+
+    def _score_one(self, row: Floats, target: int, count: int) -> TokenScores:
+        return self._score(row[None], [(target,)], [count])[0][0]
+
+    def _sample_tile(self, tile: _Tile) -> list[SampledRow]:
+        for i in np.flatnonzero(~np.isfinite(tile.highest)):
+            tile.errors[int(i)] = self._not_finite(float(tile.highest[i]))
+        raw_rows = self._keep_raw(tile)
+        self._process(tile)
+        kept = self._choose(tile)
+        scores: dict[int, tuple[TokenScores, ...]] = {}
+        wanted = [
+            i for i, r in enumerate(tile.rows) if r.spec.logprobs is not None and i in tile.tokens
+        ]
+        if wanted:
+            if self._raw:
+                source = np.stack([raw_rows[i] for i in wanted])
+            else:
+                source = np.stack([_processed(tile, i, kept.get(i)) for i in wanted])
+            counts = [tile.rows[i].spec.logprobs or 0 for i in wanted]
+            scored = self._score(source, [tile.tokens[i] for i in wanted], counts)
+            scores = dict(zip(wanted, scored, strict=True))
+        return [
+            SampledRow(error=tile.errors[i])
+            if i in tile.errors
+            else SampledRow(tile.tokens[i], scores.get(i, ()))
+            for i in range(len(tile.rows))
+        ]
+
+    def _keep_raw(self, tile: _Tile) -> dict[int, Floats]:
+        """Return the raw logits of rows that want logprobs of them; copies where they will change."""
+        if not self._raw:
+            return {}
+        kept = {}
+        for i, row in enumerate(tile.rows):
+            if row.spec.logprobs is not None and i not in tile.errors:
+                changes = self._wants_processing(row)
+                kept[i] = tile.logits[i].copy() if changes else tile.logits[i]
+        return kept
+
+    def _wants_processing(self, row: SampleRow) -> bool:
+        num_output = len(row.token_ids) - row.num_prompt_tokens
+        return bool(self._engine_processors) or processors.wants_processing(row.spec, num_output)
+
+    def _process(self, tile: _Tile) -> None:
+        """Run masks, biases, custom processors and penalties on the rows that want any."""
+        for i, row in enumerate(tile.rows):
+            if i in tile.errors or not self._wants_processing(row):
+                continue
+            logits = tile.logits[i]
+            try:
+                processors.process(
+                    logits, row.spec, row.token_ids, row.num_prompt_tokens, self._engine_processors
+                )
+            except Exception as error:  # a custom processor may raise anything; the others go on
+                logger.warning("a logits processor failed", exc_info=error)
+                tile.errors[i] = f"a logits processor failed: {type(error).__name__}: {error}"
+                continue
+            tile.best[i] = logits.argmax()
+            tile.highest[i] = logits[tile.best[i]]
+            if tile.highest[i] == -np.inf:
+                tile.errors[i] = (
+                    "every token is masked: allowed_token_ids, bad_words, min_tokens, logit_bias and "
+                    "logits processors together leave none; loosen one of them"
+                )
+            elif not np.isfinite(tile.highest[i]):
+                tile.errors[i] = (
+                    f"the processed logits hold {tile.highest[i]}: a logits processor or a penalty "
+                    "made them not finite"
+                )
+
+    def _choose(self, tile: _Tile) -> dict[int, NDArray[np.int64] | None]:
+        """Fill `tile.tokens`; return the ids that each drawn row kept."""
+        drawn = []
+        for i, row in enumerate(tile.rows):
+            if i in tile.errors:
+                continue
+            if row.spec.temperature < GREEDY_BELOW:
+                tile.tokens[i] = (int(tile.best[i]),) * row.num_samples
+            else:
+                drawn.append(i)
+        if not drawn:
+            return {}
+        whole = len(drawn) == len(tile.rows)
+        weights = draw.make_weights(
+            tile.logits if whole else tile.logits[drawn],
+            tile.highest[drawn],
+            [tile.rows[i].spec.temperature for i in drawn],
+        )
+        numbers = _uniforms([tile.rows[i] for i in drawn])
+        kept = {}
+        for j, i in enumerate(drawn):
+            row = weights.rows[j]
+            total = float(np.cumsum(weights.sums[j])[-1])
+            kept[i] = draw.kept_tokens(row, weights.maxima[j], total, tile.rows[i].spec)
+            tile.tokens[i] = tuple(draw.draw(row, weights.sums[j], kept[i], numbers[j]))
+        return kept
+
+    def _score(
+        self, logits: Floats, chosen: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[tuple[TokenScores, ...]]:
+        normalizers = logprobs.log_normalizers(logits) if self._normalize else None
+        return logprobs.score_rows(logits, chosen, counts, normalizers=normalizers)
+
+    def _not_finite(self, highest: float) -> str:
+        return (
+            f"the model's logits are not finite (highest: {highest}) in dtype {self._dtype}: an "
+            "overflow, or damaged weights; use dtype float32 or bfloat16, or check the checkpoint"
+        )
+
+
+class _Tile:
+    """Rows that are worked on together, and what is known of them so far."""
+
+    def __init__(self, logits: Floats, rows: Sequence[SampleRow]) -> None:
+        self.logits = logits  # [rows, vocab] float32, changed in place
+        self.rows = rows
+        # numpy's argmax takes the first of equal entries, and a NaN before anything else.
+        self.best: NDArray[np.int64] = logits.argmax(axis=1)
+        self.highest: Floats = logits[np.arange(len(rows)), self.best]
+        self.errors: dict[int, str] = {}
+        self.tokens: dict[int, tuple[int, ...]] = {}
+
+
+def _uniforms(rows: Sequence[SampleRow]) -> list[NDArray[np.float64]]:
+    """Return the random numbers of each row's draws."""
+    seeds: list[int] = []
+    indices: list[int] = []
+    positions: list[int] = []
+    for row in rows:
+        seeds += [row.spec.seed] * row.num_samples
+        indices += range(row.sample_index, row.sample_index + row.num_samples)
+        positions += [len(row.token_ids)] * row.num_samples
+    numbers = uniforms(seeds, indices, positions)
+    return np.split(numbers, np.cumsum([row.num_samples for row in rows])[:-1])
+
+
+def _processed(tile: _Tile, i: int, kept: NDArray[np.int64] | None) -> Floats:
+    """Return the logits a row's token was chosen by: scaled, with -inf for dropped tokens."""
+    row: Floats = tile.logits[i]
+    temperature = tile.rows[i].spec.temperature
+    if temperature < GREEDY_BELOW:
+        return row
+    with np.errstate(over="ignore"):
+        scaled: Floats = row / np.float32(min(temperature, float(np.finfo(np.float32).max)))
+    if kept is not None:
+        dropped: Floats = np.full_like(scaled, -np.inf)
+        dropped[kept] = scaled[kept]
+        return dropped
+    return scaled

@@ -1,0 +1,155 @@
+"""One step on one rank: rows and blocks up to date, forward, sample, append.
+
+Owned by `worker.worker`. It is the only caller of the model's forward: warm-up and measurements go
+through `execute` with a made-up `SchedulerOutput` as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pagemill.attention.base import AttentionBackend, StepAttention
+from pagemill.batch.kv_store import KVStore
+from pagemill.batch.model_input import ModelInput, build_model_input
+from pagemill.batch.request_table import RequestTable
+from pagemill.device.base import Device
+from pagemill.messages import (
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceOutput,
+    StepOutput,
+    TokenScores,
+)
+from pagemill.models.base import CausalLM
+from pagemill.sampling.sampler import SampledRow, Sampler, SampleRow
+
+
+class ModelRunner:
+    """Holds what a step needs; `execute` runs one."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        kv: KVStore,
+        sampler: Sampler,
+        device: Device,
+        *,
+        max_logit_rows: int,
+    ) -> None:
+        """`max_logit_rows` bounds how many rows of logits exist at once; prompts are scored in parts."""
+        self._model = model
+        self._backend = backend
+        self._kv = kv
+        self._sampler = sampler
+        self._device = device
+        self._max_logit_rows = max_logit_rows
+        self._table = RequestTable()
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> StepOutput:
+        """Run one step and return what it made for each scheduled sequence, in order."""
+        start = time.perf_counter()
+        self._table.remove(step.removed_seq_ids)
+        self._table.add(step.new_sequences)
+        self._table.set_blocks(step.scheduled)
+        self._kv.copy_blocks(step.block_moves.copies)
+        if step.is_empty:
+            return StepOutput(step.step_id, (), {"prepare": time.perf_counter() - start})
+        batch = build_model_input(
+            self._table, step.scheduled, self._kv.block_size, self._device.torch_device
+        )
+        attend = StepAttention(
+            self._backend, self._model.attention_specs, self._kv.layers, batch.attention
+        )
+        prepared = time.perf_counter()
+        hidden = self._model.forward(batch.token_ids, batch.positions, attend)
+        logits = self._model.logits(hidden[batch.sample_rows]) if len(batch.sampled) else None
+        self._device.synchronize()
+        computed = time.perf_counter()
+        sampled = self._sample(step.scheduled, batch, logits)
+        del logits
+        prompt_scores, prompt_errors = self._score_prompts(step.scheduled, batch, hidden)
+        outputs = tuple(
+            self._finish(part, sampled.get(i), prompt_scores.get(i, ()), prompt_errors.get(i))
+            for i, part in enumerate(step.scheduled)
+        )
+        timings = {
+            "prepare": prepared - start,
+            "model": computed - prepared,
+            "sample": time.perf_counter() - computed,
+        }
+        return StepOutput(step.step_id, outputs, timings)
+
+    def _sample(
+        self, scheduled: Sequence[ScheduledSequence], batch: ModelInput, logits: Tensor | None
+    ) -> dict[int, SampledRow]:
+        """Return what each sampling sequence got, by its index in `scheduled`."""
+        if logits is None:
+            return {}
+        indices = batch.sampled.tolist()
+        rows = [self._sample_row(scheduled[i], int(batch.rows[i])) for i in indices]
+        return dict(zip(indices, self._sampler.sample(logits, rows), strict=True))
+
+    def _sample_row(self, part: ScheduledSequence, row: int) -> SampleRow:
+        known = self._table.known_tokens(row)
+        assert part.num_computed + part.num_tokens == len(known), (
+            f"sequence {part.seq_id} samples before its known tokens are computed"
+        )
+        return SampleRow(
+            self._table.spec(row),
+            known,
+            self._table.num_prompt_tokens(row),
+            self._table.sample_index(row),
+            part.num_samples,
+        )
+
+    def _score_prompts(
+        self, scheduled: Sequence[ScheduledSequence], batch: ModelInput, hidden: Tensor
+    ) -> tuple[dict[int, tuple[TokenScores, ...]], dict[int, str]]:
+        """Return owed prompt scores, and what is wrong with them, by index in `scheduled`."""
+        prompt = batch.prompt
+        if prompt is None:
+            return {}, {}
+        scores: dict[int, list[TokenScores]] = {}
+        errors: dict[int, str] = {}
+        for start in range(0, len(prompt.owner), self._max_logit_rows):
+            part = slice(start, start + self._max_logit_rows)
+            logits = self._model.logits(hidden[prompt.token_rows[part]])
+            owners = prompt.owner[part].tolist()
+            counts = [self._table.spec(int(batch.rows[i])).prompt_logprobs or 0 for i in owners]
+            results = self._sampler.score_prompt(logits, prompt.target_ids[part].tolist(), counts)
+            for owner, result in zip(owners, results, strict=True):
+                if isinstance(result, str):
+                    errors[owner] = result
+                else:
+                    scores.setdefault(owner, []).append(result)
+        return {i: tuple(s) for i, s in scores.items() if i not in errors}, errors
+
+    def _finish(
+        self,
+        part: ScheduledSequence,
+        sampled: SampledRow | None,
+        prompt_scores: tuple[TokenScores, ...],
+        prompt_error: str | None,
+    ) -> SequenceOutput:
+        """Append the sampled token to the row and make the sequence's output.
+
+        With several samples the row stays sample 0's; the others come back as new sequences.
+        """
+        error = prompt_error or (sampled.error if sampled is not None else None)
+        if error is not None:
+            return SequenceOutput(part.seq_id, (), error=error)
+        if sampled is None:
+            return SequenceOutput(part.seq_id, (), prompt_scores=prompt_scores)
+        self._table.append(part.seq_id, sampled.tokens[:1])
+        return SequenceOutput(
+            part.seq_id,
+            tuple((token,) for token in sampled.tokens),
+            tuple((scores,) for scores in sampled.scores),
+            prompt_scores,
+        )
