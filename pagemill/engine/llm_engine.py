@@ -1,0 +1,242 @@
+"""The engine: requests in, steps, outputs out. Synchronous; one thread calls it.
+
+`step` reads as a sentence: schedule, execute, update, process. Holds the scheduler (planning), the
+executor (computing) and the two processors (text). Called by `pagemill.llm`, by `engine.engine_loop`
+for `AsyncLLMEngine`, and by programs that drive the steps themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from pagemill.config import EngineConfig
+from pagemill.core.scheduler import Scheduler
+from pagemill.engine.input_processor import InputProcessor
+from pagemill.engine.output_processor import OutputProcessor, ProcessedStep
+from pagemill.engine.resolve import resolve_engine
+from pagemill.engine.stat_loggers import make_stat_loggers
+from pagemill.engine.stats import StatLogger, StepCounts
+from pagemill.engine_args import EngineArgs
+from pagemill.errors import EngineDeadError, NotSupportedError, RequestError
+from pagemill.executor import executors
+from pagemill.executor.base import Executor, MemoryPlan
+from pagemill.log import get_logger
+from pagemill.messages import EngineRequest, SchedulerOutput, StepOutput
+from pagemill.outputs import RequestOutput
+from pagemill.sampling_params import SamplingParams
+from pagemill.tokenizer.base import Tokenizer
+
+logger = get_logger(__name__)
+E = TypeVar("E", bound="LLMEngine")
+
+
+class LLMEngine:
+    """Serves requests step by step. After an error inside a step it is dead: EngineDeadError for all."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        *,
+        stat_loggers: Sequence[StatLogger] = (),
+    ) -> None:
+        plan = executor.memory_plan
+        self.config = config
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._scheduler = Scheduler(
+            config.scheduler,
+            block_size=config.cache.block_size,
+            num_blocks=plan.num_blocks,
+            max_model_len=config.model.max_model_len,
+        )
+        self._inputs = InputProcessor(config.model, config.scheduler, tokenizer)
+        self._outputs = OutputProcessor(tokenizer)
+        self._stat_loggers = list(stat_loggers)
+        self._dead: str | None = None
+
+    @classmethod
+    def from_engine_args(
+        cls: type[E], args: EngineArgs, *, stat_loggers: Sequence[StatLogger] | None = None
+    ) -> E:
+        """Load the model that `args` describe. Raises ConfigError or CheckpointError.
+
+        `stat_loggers` None means those that the arguments ask for: the log line and Prometheus.
+        """
+        config, tokenizer = resolve_engine(args)
+        for note in config.notes:
+            logger.info("%s", note)
+        executor = executors.load(config.parallel.executor)(config)
+        for line in executor.memory_plan.lines():
+            logger.info("%s", line)
+        if stat_loggers is None:
+            stat_loggers = make_stat_loggers(config, executor.memory_plan)
+        return cls(config, executor, tokenizer, stat_loggers=stat_loggers)
+
+    # ------------------------------------------------------------ requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        arrival_time: float | None = None,
+        lora_request: None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Check a request and queue it; raises RequestError before anything is queued."""
+        if lora_request is not None:
+            raise NotSupportedError("lora_request: this version serves no LoRA adapters")
+        self.add_checked(
+            self._inputs.process(
+                request_id, prompt, params, arrival_time=arrival_time, priority=priority
+            )
+        )
+
+    def add_checked(self, request: EngineRequest) -> None:
+        """Queue a request that an `InputProcessor` made; a live request_id is a RequestError."""
+        self._raise_if_dead()
+        if request.request_id in self._outputs:
+            raise RequestError(
+                f"request_id {request.request_id!r} is in use by an unfinished request; choose "
+                "another",
+                param="request_id",
+            )
+        self._scheduler.add(request)
+        self._outputs.add(request, time.monotonic())
+
+    def abort_request(self, request_id: str | Iterable[str]) -> list[RequestOutput]:
+        """End requests now and free their blocks; return their last outputs.
+
+        Unknown and ended ids are passed over: a request may end while its abort is on the way.
+        """
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        counts, now = StepCounts(), time.monotonic()
+        outputs = []
+        for one in ids:
+            self._scheduler.abort(one)
+            output = self._outputs.end(one, "abort", now, counts)
+            if output is not None:
+                outputs.append(output)
+        if outputs:
+            self._record(counts)
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Return whether a step has something to do."""
+        return self._scheduler.has_unfinished()
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return how many requests are running or waiting."""
+        return self._scheduler.num_unfinished()
+
+    # ------------------------------------------------------------ steps
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return what it made. Raises EngineDeadError when it cannot go on."""
+        self._raise_if_dead()
+        try:
+            return self._step()
+        except BaseException as error:
+            # Half a step leaves scheduler and ranks in different states: nothing can be trusted on.
+            self._dead = f"{type(error).__name__}: {error}"
+            if isinstance(error, Exception):
+                raise EngineDeadError(f"the engine died in a step: {self._dead}") from error
+            raise
+
+    def _step(self) -> list[RequestOutput]:
+        start = time.perf_counter()
+        counts = StepCounts()
+        scheduled = self._scheduler.schedule()
+        planned = time.perf_counter()
+        result = self._execute(scheduled)
+        executed = time.perf_counter()
+        updates = self._scheduler.update(scheduled, result)
+        updated = time.perf_counter()
+        now = time.monotonic()
+        processed = self._outputs.process(updates, now, counts)
+        self._finish_string_stops(processed)
+        outputs = self._outputs.ignore(scheduled.ignored, now, counts) + processed.outputs
+        if self.config.observability.debug:
+            self._scheduler.check_invariants()
+        timings = {"schedule": planned - start, "execute": executed - planned}
+        timings |= {"update": updated - executed, "process": time.perf_counter() - updated}
+        self._record(counts, scheduled, timings | result.timings_s)
+        return outputs
+
+    def _execute(self, scheduled: SchedulerOutput) -> StepOutput:
+        if scheduled.is_empty and not scheduled.removed_seq_ids:
+            return StepOutput(scheduled.step_id, ())
+        return self._executor.execute(scheduled)
+
+    def _finish_string_stops(self, processed: ProcessedStep) -> None:
+        for stop in processed.string_stops:
+            self._scheduler.finish(stop.seq_id, "stop", stop.stop)
+
+    def _record(
+        self,
+        counts: StepCounts,
+        scheduled: SchedulerOutput | None = None,
+        timings_s: dict[str, float] | None = None,
+    ) -> None:
+        if not self._stat_loggers:
+            return
+        stats = counts.freeze(
+            self._scheduler.queue_sizes(),
+            self._scheduler.cache_usage(),
+            num_preempted=0 if scheduled is None else scheduled.num_preempted,
+            iteration_tokens=0 if scheduled is None else scheduled.num_tokens,
+            timings_s=timings_s,
+        )
+        for stat_logger in self._stat_loggers:
+            stat_logger.record(stats)
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Return the object that checks requests."""
+        return self._inputs
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Return where the memory went."""
+        return self._executor.memory_plan
+
+    @property
+    def stat_loggers(self) -> Sequence[StatLogger]:
+        """Return who takes the statistics."""
+        return tuple(self._stat_loggers)
+
+    @property
+    def errored(self) -> bool:
+        """Return whether the engine is dead."""
+        return self._dead is not None
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer; an engine without one raises ConfigError."""
+        if self._tokenizer is None:
+            raise NotSupportedError("the engine was started with skip_tokenizer_init")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return fresh parameters with the model's sampling defaults."""
+        return self._inputs.default_params()
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when the engine or a rank is gone."""
+        self._raise_if_dead()
+        self._executor.check_health()
+
+    def shutdown(self) -> None:
+        """End the ranks; calling it twice is harmless."""
+        self._dead = self._dead or "it was shut down"
+        self._executor.shutdown()
+
+    def _raise_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(f"the engine is gone: {self._dead}; start a new one")

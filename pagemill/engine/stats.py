@@ -1,0 +1,123 @@
+"""What a step adds to the statistics, and the line in the log.
+
+`StepCounts` is filled by `engine.output_processor` and read by `engine.llm_engine`, which turns it into
+a frozen `StepStats` for every stat logger. Each started request ends in exactly one `FinishedStats`,
+however it ends, so counters are true when requests are aborted. Prometheus: `engine.prometheus`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagemill.log import get_logger
+from pagemill.messages import FinishedStats, QueueSizes, StepStats
+from pagemill.outputs import RequestMetrics
+
+logger = get_logger(__name__)
+
+
+class StatLogger(Protocol):
+    """Takes the statistics of each step, in the caller's process."""
+
+    def record(self, stats: StepStats) -> None:
+        """Take one step's statistics."""
+        ...
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """What one step, or one abort between steps, has added so far."""
+
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    time_to_first_token_s: list[float] = field(default_factory=list)
+    inter_token_latency_s: list[float] = field(default_factory=list)
+    finished: list[FinishedStats] = field(default_factory=list)
+
+    def freeze(
+        self,
+        queues: QueueSizes,
+        kv_cache_usage: float,
+        *,
+        num_preempted: int = 0,
+        iteration_tokens: int = 0,
+        timings_s: dict[str, float] | None = None,
+    ) -> StepStats:
+        """Return the frozen statistics of the step."""
+        return StepStats(
+            queues=queues,
+            kv_cache_usage=kv_cache_usage,
+            num_preempted=num_preempted,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+            iteration_tokens=iteration_tokens,
+            time_to_first_token_s=tuple(self.time_to_first_token_s),
+            inter_token_latency_s=tuple(self.inter_token_latency_s),
+            finished=tuple(self.finished),
+            timings_s=timings_s or {},
+        )
+
+
+def finished_stats(
+    metrics: RequestMetrics, finish_reason: str, num_prompt_tokens: int, token_counts: list[int]
+) -> FinishedStats:
+    """Return one ended request's numbers; `token_counts` has the generated tokens of each sample."""
+    assert metrics.finished_time is not None
+    scheduled, first = metrics.first_scheduled_time, metrics.first_token_time
+    last = metrics.last_token_time
+    decode_s = None if first is None or last is None else last - first
+    longest = max(token_counts, default=0)
+    per_token = decode_s / (longest - 1) if decode_s is not None and longest > 1 else None
+    return FinishedStats(
+        finish_reason=finish_reason,
+        num_prompt_tokens=num_prompt_tokens,
+        num_generation_tokens=sum(token_counts),
+        e2e_s=metrics.finished_time - metrics.queued_time,
+        queue_s=None if scheduled is None else scheduled - metrics.queued_time,
+        prefill_s=None if first is None or scheduled is None else first - scheduled,
+        decode_s=decode_s,
+        time_per_output_token_s=per_token,
+    )
+
+
+class LoggingStatLogger:
+    """Writes one line each interval while work is being done, and none while there is none."""
+
+    def __init__(
+        self, interval_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._since: float | None = None  # None: no work since the last line
+        self._num_prompt = 0
+        self._num_generation = 0
+
+    def record(self, stats: StepStats) -> None:
+        """Add a step; log when the interval is over."""
+        now = self._clock()
+        if self._since is None or (
+            # A pause is no work: the rates of what follows it are taken from its end.
+            self._num_prompt == self._num_generation == 0 and now - self._since > self._interval_s
+        ):
+            self._since = now
+        self._num_prompt += stats.num_prompt_tokens
+        self._num_generation += stats.num_generation_tokens
+        elapsed = now - self._since
+        if elapsed < self._interval_s or elapsed <= 0:
+            return
+        queues = stats.queues
+        logger.info(
+            "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, swapped %d, waiting %d, "
+            "KV cache in use %.1f%%",
+            self._num_prompt / elapsed,
+            self._num_generation / elapsed,
+            queues.running,
+            queues.swapped,
+            queues.waiting,
+            100.0 * stats.kv_cache_usage,
+        )
+        self._since = now
+        self._num_prompt = self._num_generation = 0
