@@ -36,3 +36,9 @@ def setup_logging(stream: TextIO | None = None) -> None:
     logger.addHandler(handler)
     logger.setLevel(level)
     logger.propagate = False
+
+
+def logs_to_stdout() -> bool:
+    """Return whether this process logs to stdout; an engine process of its own then does so too."""
+    handlers = logging.getLogger("pagemill").handlers
+    return any(isinstance(h, logging.StreamHandler) and h.stream is sys.stdout for h in handlers)

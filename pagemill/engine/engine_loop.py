@@ -11,14 +11,19 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pagemill.config import EngineConfig
-from pagemill.engine.llm_engine import LLMEngine
 from pagemill.errors import PagemillError
 from pagemill.executor.base import MemoryPlan
+from pagemill.log import get_logger
 from pagemill.messages import EngineRequest, StepStats
 from pagemill.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from pagemill.engine.llm_engine import LLMEngine
+
+logger = get_logger(__name__)
 
 # How long an idle loop waits before it looks whether its ranks are still there.
 _HEALTH_INTERVAL_S = 1.0
@@ -116,21 +121,23 @@ class EngineHome(Protocol):
 
 def run_loop(
     engine: LLMEngine, stats: StatsCollector, inbox: Inbox, send: Callable[[FromEngine], None]
-) -> None:
-    """Serve until a Shutdown, or until a step fails; EngineDead is the last message then."""
+) -> bool:
+    """Serve until a Shutdown (True), or until a step fails and EngineDead was sent (False)."""
     try:
         while True:
             news = StepNews()
             if not _obey(engine, inbox, news):
-                return
+                return True
             if engine.has_unfinished_requests():
                 news.outputs += engine.step()
             news.stats += stats.take()
             if news:
                 send(news)
     except Exception as error:
+        # Whatever it was, all requests are told; the traceback is for whoever reads the log.
+        logger.exception("the engine has died")
         send(EngineDead(str(error)))
-        raise
+        return False
     finally:
         engine.shutdown()
 

@@ -11,31 +11,26 @@ from pagemill.config import EngineConfig
 from pagemill.engine.engine_loop import FromEngine, Inbox, Shutdown, StatsCollector, ToEngine, run_loop
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.engine_args import EngineArgs
-from pagemill.errors import EngineDeadError
 from pagemill.executor.base import MemoryPlan
-from pagemill.log import get_logger
 from pagemill.tokenizer.base import Tokenizer
 
-logger = get_logger(__name__)
+
+def make_home(args: EngineArgs) -> tuple[ThreadHome, Tokenizer | None]:
+    """Load an engine here; return its home and its tokenizer."""
+    stats = StatsCollector()
+    engine = LLMEngine.from_engine_args(args, stat_loggers=[] if args.disable_log_stats else [stats])
+    tokenizer = None if engine.config.model.skip_tokenizer_init else engine.get_tokenizer()
+    return ThreadHome(engine, stats), tokenizer
 
 
 class ThreadHome:
-    """Runs the loop in a thread; loading happens in the constructor."""
+    """Runs the loop of a loaded engine in a thread."""
 
     def __init__(self, engine: LLMEngine, stats: StatsCollector) -> None:
         self._engine = engine
         self._stats = stats
         self._inbox: Inbox = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-
-    @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> tuple[ThreadHome, Tokenizer | None]:
-        """Load an engine; return its home and its tokenizer."""
-        stats = StatsCollector()
-        loggers = [] if args.disable_log_stats else [stats]
-        engine = LLMEngine.from_engine_args(args, stat_loggers=loggers)
-        tokenizer = None if engine.config.model.skip_tokenizer_init else engine.get_tokenizer()
-        return cls(engine, stats), tokenizer
 
     @property
     def config(self) -> EngineConfig:
@@ -50,7 +45,7 @@ class ThreadHome:
     def start(self, deliver: Callable[[FromEngine], None]) -> None:
         """Start the thread; `deliver` is called in it."""
         self._thread = threading.Thread(
-            target=_run,
+            target=run_loop,
             args=(self._engine, self._stats, self._inbox, deliver),
             name="pagemill-engine",
             daemon=True,
@@ -76,12 +71,3 @@ def _stop(inbox: Inbox, thread: threading.Thread) -> None:
     if thread is not threading.current_thread():
         thread.join()
 
-
-def _run(
-    engine: LLMEngine, stats: StatsCollector, inbox: Inbox, deliver: Callable[[FromEngine], None]
-) -> None:
-    try:
-        run_loop(engine, stats, inbox, deliver)
-    except EngineDeadError:
-        # Every stream has been told by then; the traceback is for whoever reads the log.
-        logger.exception("the engine has died")

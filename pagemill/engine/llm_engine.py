@@ -20,7 +20,7 @@ from pagemill.engine.stat_loggers import make_stat_loggers
 from pagemill.engine.stats import StatLogger, StepCounts
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError, NotSupportedError, RequestError
-from pagemill.executor import executors
+from pagemill.executor import EXECUTORS
 from pagemill.executor.base import Executor, MemoryPlan
 from pagemill.log import get_logger
 from pagemill.messages import EngineRequest, SchedulerOutput, StepOutput
@@ -69,7 +69,7 @@ class LLMEngine:
         config, tokenizer = resolve_engine(args)
         for note in config.notes:
             logger.info("%s", note)
-        executor = executors.load(config.parallel.executor)(config)
+        executor = EXECUTORS.load(config.parallel.executor)(config)
         for line in executor.memory_plan.lines():
             logger.info("%s", line)
         if stat_loggers is None:

@@ -225,9 +225,6 @@ class OutputProcessor:
         else:
             return None
         state.num_unfinished -= 1
-        if sample.index == 0 and not sample.token_ids:
-            # The prompt's own sequence ended before the samples were forked from it: they never run.
-            self._end_samples(state, sample.finish_reason or "error")
         return stopped
 
     def _add_tokens(self, state: _Request, sample: _Sample, update: SequenceUpdate) -> str | None:

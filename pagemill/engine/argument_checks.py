@@ -1,0 +1,102 @@
+"""Types and ranges of single engine arguments. Called by `engine.resolve` before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from pagemill.engine_args import EngineArgs
+from pagemill.errors import ConfigError
+
+BLOCK_SIZES = tuple(2**power for power in range(9))
+
+# Field -> (lowest, highest or None). None as a value is "auto" where the field allows it.
+_WHOLE_NUMBERS: dict[str, tuple[int, int | None]] = {
+    "max_model_len": (1, None),
+    "seed": (-(2**63), 2**63 - 1),
+    "max_logprobs": (-1, None),
+    "kv_cache_memory_bytes": (1, None),
+    "max_num_seqs": (1, None),
+    "max_num_batched_tokens": (1, None),
+    "num_threads": (1, 4096),
+}
+_TEXTS = (
+    "model", "served_model_name", "tokenizer", "revision", "tokenizer_revision", "download_dir",
+    "generation_config", "scheduling_policy", "device", "metrics_prefix",
+    "distributed_executor_backend",
+)  # fmt: skip
+_SWITCHES = (
+    "skip_tokenizer_init", "enforce_eager", "disable_custom_all_reduce", "disable_log_stats", "debug",
+)  # fmt: skip
+
+
+def check_arguments(args: EngineArgs) -> None:
+    """Raise ConfigError (NotSupportedError) naming the field, its value and its range."""
+    args.refuse_unsupported()
+    for name, (low, high) in _WHOLE_NUMBERS.items():
+        _check_whole_number(args, name, low, high)
+    for f in dataclasses.fields(args):
+        choices = f.metadata.get("choices")
+        value = getattr(args, f.name)
+        if choices and value not in choices:
+            raise _bad(f.name, value, f"one of {', '.join(choices)}")
+    for name in _TEXTS:
+        _check_text(args, name)
+    for name in _SWITCHES:
+        if not isinstance(getattr(args, name), bool):
+            raise _bad(name, getattr(args, name), "True or False")
+    size = args.block_size
+    if size is not None and (isinstance(size, bool) or size not in BLOCK_SIZES):
+        raise _bad("block_size", size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
+    _check_number(args, "gpu_memory_utilization", 0.0, 1.0)
+    _check_number(args, "log_stats_interval_s", 0.0, math.inf)
+    if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", args.metrics_prefix):
+        raise _bad("metrics_prefix", args.metrics_prefix, "letters, digits and _")
+    for name in ("hf_overrides", "override_generation_config"):
+        if not isinstance(getattr(args, name), dict):
+            raise _bad(name, getattr(args, name), "a dict")
+    processors = args.logits_processors
+    if not isinstance(processors, (list, tuple)) or not all(
+        isinstance(p, str) and re.fullmatch(r"[\w.]+:[\w.]+", p) for p in processors
+    ):
+        raise _bad("logits_processors", processors, "a list of 'module:attribute' strings")
+
+
+def _check_whole_number(args: EngineArgs, name: str, low: int, high: int | None) -> None:
+    value = getattr(args, name)
+    if value is None and name != "max_logprobs":
+        return
+    wanted = f"a whole number of at least {low}"
+    if high is not None:
+        wanted = f"a whole number from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _bad(name, value, wanted)
+    if value < low or (high is not None and value > high):
+        raise _bad(name, value, wanted)
+
+
+def _check_number(args: EngineArgs, name: str, above: float, high: float) -> None:
+    value = getattr(args, name)
+    if value is None and name == "gpu_memory_utilization":
+        return
+    wanted = f"a number above {above:g}" + ("" if high == math.inf else f", at most {high:g}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _bad(name, value, wanted)
+    if not (math.isfinite(value) and above < value <= high):
+        raise _bad(name, value, wanted)
+
+
+def _check_text(args: EngineArgs, name: str) -> None:
+    value = getattr(args, name)
+    default = next(f.default for f in dataclasses.fields(args) if f.name == name)
+    if value is None and default is None:
+        return
+    if not isinstance(value, str) or not value:
+        raise _bad(name, value, "a non-empty string")
+
+
+def _bad(name: str, value: object, wanted: str) -> ConfigError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 100 else shown[:97] + "..."
+    return ConfigError(f"{name} is {shown}; it must be {wanted}")

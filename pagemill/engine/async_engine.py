@@ -1,0 +1,293 @@
+"""The engine for asyncio programs and for the server: many streams over one engine.
+
+The engine itself runs in a thread or in a process of its own (`home`); this object checks requests,
+hands them over, and gives each caller an async generator of its outputs. It imports no torch: with
+`home="process"` neither does the process it lives in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, TypeVar
+
+from pagemill.config import EngineConfig
+from pagemill.engine.engine_loop import Abort, EngineDead, EngineHome, FromEngine, StepNews
+from pagemill.engine.input_processor import InputProcessor, LengthRule
+from pagemill.engine.stat_loggers import make_stat_loggers
+from pagemill.engine.stats import StatLogger
+from pagemill.engine_args import EngineArgs
+from pagemill.errors import EngineDeadError, NotSupportedError, PagemillError, RequestError
+from pagemill.executor.base import MemoryPlan
+from pagemill.messages import EngineRequest
+from pagemill.outputs import RequestOutput
+from pagemill.registry import Registry
+from pagemill.sampling_params import SamplingParams
+from pagemill.tokenizer.base import Tokenizer
+
+A = TypeVar("A", bound="AsyncLLMEngine")
+HomeMaker = Callable[[EngineArgs], tuple[EngineHome, Tokenizer | None]]
+
+# Where an engine can live. A home is made, loaded, from engine arguments.
+HOMES: Registry[HomeMaker] = Registry(
+    "engine home",
+    {
+        "thread": "pagemill.engine.engine_thread:make_home",
+        "process": "pagemill.engine.engine_process:make_home",
+    },
+)
+# Texts longer than this are tokenized in a thread, so that other streams do not wait.
+_LONG_TEXT = 4096
+
+
+class _Stream:
+    """One caller's end: outputs arrive in its own event loop."""
+
+    __slots__ = ("loop", "queue")
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        # None: the engine has let go of an earlier request of this name.
+        self.queue: asyncio.Queue[RequestOutput | PagemillError | None] = asyncio.Queue()
+
+
+class AsyncLLMEngine:
+    """Many streams over one engine."""
+
+    def __init__(
+        self,
+        home: EngineHome,
+        tokenizer: Tokenizer | None,
+        *,
+        stat_loggers: Sequence[StatLogger] | None = None,
+    ) -> None:
+        self._home = home
+        self._tokenizer = tokenizer
+        self._inputs = InputProcessor(home.config.model, home.config.scheduler, tokenizer)
+        if stat_loggers is None:
+            stat_loggers = make_stat_loggers(home.config, home.memory_plan)
+        self._stat_loggers = tuple(stat_loggers)
+        self._streams: dict[str, _Stream] = {}
+        self._leaving: set[str] = set()  # left early, and the engine has not said so yet
+        self._dead: str | None = None
+        self._ids = itertools.count()
+        home.start(self._deliver)
+
+    @classmethod
+    def from_engine_args(
+        cls: type[A],
+        args: EngineArgs,
+        *,
+        home: str = "thread",
+        stat_loggers: Sequence[StatLogger] | None = None,
+    ) -> A:
+        """Load the model that `args` describe and return when it is ready.
+
+        `home` is "thread" (the engine runs in this process) or "process" (in its own). What keeps the
+        engine from starting is raised here, with its own type and message, wherever it happened.
+        """
+        made, tokenizer = HOMES.load(home)(args)
+        return cls(made, tokenizer, stat_loggers=stat_loggers)
+
+    # ------------------------------------------------------------ requests
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        lora_request: None = None,
+        *,
+        priority: int = 0,
+        length_rule: LengthRule = LengthRule.CLAMP,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the request's outputs as `sampling_params.output_kind` says.
+
+        A generator that is left early aborts its request and frees its blocks. Raises RequestError for
+        a bad request and EngineDeadError when the engine is gone.
+        """
+        if lora_request is not None:
+            raise NotSupportedError("lora_request: this version serves no LoRA adapters")
+        request = await self.prepare(
+            prompt, sampling_params, request_id, priority=priority, length_rule=length_rule
+        )
+        async with contextlib.aclosing(self.stream(request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def prepare(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        length_rule: LengthRule = LengthRule.CLAMP,
+    ) -> EngineRequest:
+        """Check a request without queueing it; `stream` runs it. Raises RequestError."""
+        self._raise_if_dead()
+        if request_id is None:
+            request_id = f"request-{next(self._ids)}"
+
+        def process() -> EngineRequest:
+            return self._inputs.process(
+                request_id, prompt, sampling_params, priority=priority, length_rule=length_rule
+            )
+
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
+            return await asyncio.to_thread(process)
+        return process()
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Queue a prepared request and yield its outputs; leaving early aborts it."""
+        request_id = request.request_id
+        self._raise_if_dead()
+        if request_id in self._streams:
+            raise RequestError(
+                f"request_id {request_id!r} is in use by an unfinished request; choose another",
+                param="request_id",
+            )
+        stream = self._streams[request_id] = _Stream()
+        queued = finished = False
+        try:
+            if request_id in self._leaving:
+                await stream.queue.get()
+                self._raise_if_dead()
+            self._home.send(request)
+            queued = True
+            while not finished:
+                news = await stream.queue.get()
+                if news is None:
+                    continue
+                if isinstance(news, PagemillError):
+                    finished = True
+                    raise news
+                news.prompt = request.prompt
+                news.prompt_token_ids = list(request.prompt_token_ids)
+                finished = news.finished
+                yield news
+        finally:
+            del self._streams[request_id]
+            if queued and not finished and self._dead is None:
+                self._leaving.add(request_id)
+                self._home.send(Abort((request_id,)))
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """End requests; their streams get a last output with finish_reason "abort"."""
+        ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        if self._dead is None:
+            self._home.send(Abort(ids))
+
+    # ------------------------------------------------------------ news from the engine
+
+    def _deliver(self, message: FromEngine) -> None:
+        """Take a message in the home's thread and pass it on to the event loops."""
+        if isinstance(message, EngineDead):
+            self._die(message.reason)
+        elif isinstance(message, StepNews):
+            for stats in message.stats:
+                for stat_logger in self._stat_loggers:
+                    stat_logger.record(stats)
+            self._distribute(message)
+
+    def _distribute(self, message: StepNews) -> None:
+        items: list[tuple[str, RequestOutput | PagemillError]] = []
+        items += [(output.request_id, output) for output in message.outputs]
+        items += message.refused
+        by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        for request_id, item in items:
+            stream = self._streams.get(request_id)
+            if stream is not None and request_id not in self._leaving:
+                put = _putter(stream, item)
+                by_loop.setdefault(stream.loop, []).append(put)
+        for request_id in message.aborted:
+            self._leaving.discard(request_id)
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append(_putter(stream, None))
+        for loop, calls in by_loop.items():
+            _call_in(loop, calls)
+
+    def _die(self, reason: str) -> None:
+        self._dead = self._dead or reason
+        for stream in list(self._streams.values()):
+            _call_in(stream.loop, [_putter(stream, self._death())])
+
+    def _death(self) -> EngineDeadError:
+        return EngineDeadError(f"the engine is gone: {self._dead}; start a new one")
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def config(self) -> EngineConfig:
+        """Return the settled configuration."""
+        return self._home.config
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Return where the memory went."""
+        return self._home.memory_plan
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer; an engine without one raises NotSupportedError."""
+        if self._tokenizer is None:
+            raise NotSupportedError("the engine was started with skip_tokenizer_init")
+        return self._tokenizer
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return fresh parameters with the model's sampling defaults."""
+        return self._inputs.default_params()
+
+    @property
+    def stat_loggers(self) -> Sequence[StatLogger]:
+        """Return who takes the statistics in this process."""
+        return self._stat_loggers
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether requests can be served."""
+        return self._dead is None
+
+    @property
+    def errored(self) -> bool:
+        """Return whether the engine is gone."""
+        return self._dead is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Return why the engine is gone, or None."""
+        return None if self._dead is None else self._death()
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the engine is gone."""
+        self._raise_if_dead()
+
+    def shutdown(self) -> None:
+        """End the engine; open streams get EngineDeadError. Calling it twice is harmless."""
+        self._die("it was shut down")
+        self._home.close()
+
+    def _raise_if_dead(self) -> None:
+        if self._dead is not None:
+            raise self._death()
+
+
+def _putter(stream: _Stream, item: RequestOutput | PagemillError | None) -> Callable[[], None]:
+    return lambda: stream.queue.put_nowait(item)
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
+    def run() -> None:
+        for call in calls:
+            call()
+
+    # A loop that was closed has no callers left.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(run)

@@ -1,0 +1,231 @@
+"""From `EngineArgs` to `EngineConfig`: every "auto" is settled here, once, each with its reason.
+
+Called when an engine starts (`engine.llm_engine`) and by `pagemill plan`. The reasons are
+`EngineConfig.notes`; whoever starts the engine logs them. Nothing here imports torch itself; the
+registries of models and devices do when their entries are loaded. Ranges of single arguments:
+`engine.argument_checks`; sampling defaults and end tokens: `engine.generation_defaults`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pagemill.checkpoint import checkpoint_format, locate, read_configs
+from pagemill.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    ModelShape,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from pagemill.core.policies import POLICIES
+from pagemill.device import DEVICES
+from pagemill.engine.argument_checks import check_arguments
+from pagemill.engine.generation_defaults import end_token_ids, sampling_defaults
+from pagemill.engine.tokenizer_source import read_tokenizer, tokenizer_path
+from pagemill.engine_args import EngineArgs
+from pagemill.errors import CheckpointError, ConfigError
+from pagemill.executor import EXECUTORS
+from pagemill.models import MODELS
+from pagemill.tokenizer.base import Tokenizer
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+# vLLM's names of the executors and of the dtypes.
+_EXECUTOR_NAMES = {None: "in_process", "uni": "in_process", "mp": "multi_process"}
+_DTYPE_NAMES = {"float": "float32", "half": "float16"}
+
+
+@dataclass(slots=True)
+class _Notes:
+    """The choices made so far, as lines for the log."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def say(self, name: str, value: object, reason: str) -> None:
+        self.lines.append(f"{name} = {value}: {reason}")
+
+
+def resolve(args: EngineArgs) -> EngineConfig:
+    """Return the settled configuration; raises ConfigError or CheckpointError."""
+    return resolve_engine(args)[0]
+
+
+def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
+    """Return the settled configuration and the tokenizer, which settling has to read anyway."""
+    check_arguments(args)
+    notes = _Notes()
+    path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
+    tokenizer = read_tokenizer(args)
+    model = _model(args, path, tokenizer, notes)
+    config = EngineConfig(
+        model=model,
+        cache=_cache(args, model, notes),
+        scheduler=_scheduler(args, notes),
+        parallel=_parallel(args),
+        device=_device(args, notes),
+        observability=ObservabilityConfig(
+            log_stats=not args.disable_log_stats,
+            log_stats_interval_s=args.log_stats_interval_s,
+            metrics_prefix=args.metrics_prefix,
+            debug=args.debug,
+        ),
+        notes=tuple(notes.lines),
+    )
+    return config, tokenizer
+
+
+# ---------------------------------------------------------------- model
+
+
+def _model(args: EngineArgs, path: Path, tokenizer: Tokenizer | None, notes: _Notes) -> ModelConfig:
+    hf_config, generation = read_configs(path)
+    hf_config = {**hf_config, **args.hf_overrides}
+    if args.hf_overrides:
+        notes.say("config.json", sorted(args.hf_overrides), "replaced by hf_overrides")
+    model_type = hf_config.get("model_type")
+    if not isinstance(model_type, str):
+        raise CheckpointError(
+            f"config.json of {path} has no model_type; known: {', '.join(MODELS.names())}"
+        )
+    shape = MODELS.load(model_type).read_shape(hf_config)
+    defaults = sampling_defaults(args, generation)
+    if defaults:
+        notes.say("sampling defaults", defaults, "from the model's generation_config.json")
+    return ModelConfig(
+        model=args.model,
+        path=str(path),
+        tokenizer=str(path if args.tokenizer is None else tokenizer_path(args)),
+        tokenizer_mode=args.tokenizer_mode,
+        skip_tokenizer_init=args.skip_tokenizer_init,
+        served_model_name=args.served_model_name or args.model,
+        load_format=_load_format(args, path, notes),
+        model_type=model_type,
+        hf_config=hf_config,
+        generation_config=defaults,
+        shape=shape,
+        dtype=_dtype(args, hf_config, notes),
+        quantization=args.quantization,
+        max_model_len=_max_model_len(args, shape, notes),
+        seed=args.seed,
+        eos_token_ids=end_token_ids(hf_config, generation, tokenizer, shape.vocab_size),
+        max_logprobs=args.max_logprobs,
+        logprobs_mode=args.logprobs_mode,
+        logits_processors=tuple(args.logits_processors),
+    )
+
+
+def _load_format(args: EngineArgs, path: Path, notes: _Notes) -> str:
+    found = checkpoint_format(path)
+    if args.load_format == "auto":
+        notes.say("load_format", found, f"what lies at {path}")
+        return found
+    if args.load_format not in (found, "dummy"):
+        raise ConfigError(
+            f"load_format is {args.load_format!r}, but the model at {path} is {found}; leave it at "
+            "auto"
+        )
+    return args.load_format
+
+
+def _dtype(args: EngineArgs, hf_config: dict[str, Any], notes: _Notes) -> str:
+    device = DEVICES.load(_device_name(args))
+    asked = _DTYPE_NAMES.get(args.dtype, args.dtype)
+    if asked != "auto":
+        device.check_dtype(asked)
+        return asked
+    text = hf_config.get("text_config")
+    nested = text if isinstance(text, dict) else {}
+    for source in (hf_config, nested):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(source.get(key), str):
+                said = str(source[key]).removeprefix("torch.")
+                settled, reason = device.settle_dtype(said)
+                notes.say("dtype", settled, reason or f"config.json says so ({key})")
+                return str(settled)
+    notes.say("dtype", "float32", "config.json names none")
+    return "float32"
+
+
+def _max_model_len(args: EngineArgs, shape: ModelShape, notes: _Notes) -> int:
+    limit = shape.max_position
+    asked = args.max_model_len
+    if asked is None:
+        notes.say("max_model_len", limit, "the longest context the checkpoint declares")
+        return limit
+    if asked > limit:
+        raise ConfigError(
+            f"max_model_len is {asked}, but this checkpoint's context is {limit} tokens; lower it "
+            f"to at most {limit}, or give the checkpoint's rope scaling with hf_overrides"
+        )
+    return asked
+
+
+# ---------------------------------------------------------------- the other sections
+
+
+def _cache(args: EngineArgs, model: ModelConfig, notes: _Notes) -> CacheConfig:
+    block_size = args.block_size
+    if block_size is None:
+        block_size = DEFAULT_BLOCK_SIZE
+        notes.say("block_size", block_size, "default; legal are the powers of two from 1 to 256")
+    share = args.gpu_memory_utilization
+    if share is None:
+        share = DEVICES.load(_device_name(args)).default_memory_utilization
+        if args.kv_cache_memory_bytes is None:
+            notes.say("gpu_memory_utilization", share, "default share of the available memory")
+    dtype = args.kv_cache_dtype
+    if dtype == "auto":
+        dtype = model.dtype
+        notes.say("kv_cache_dtype", dtype, "the model's dtype")
+    return CacheConfig(
+        block_size=block_size,
+        dtype=dtype,
+        gpu_memory_utilization=share,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+    )
+
+
+def _scheduler(args: EngineArgs, notes: _Notes) -> SchedulerConfig:
+    """Settle the budgets. A token budget under max_num_seqs is legal: sequences take turns."""
+    tokens, seqs = args.max_num_batched_tokens, args.max_num_seqs
+    if tokens is None:
+        tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS
+        notes.say("max_num_batched_tokens", tokens, "default")
+    if seqs is None:
+        seqs = min(DEFAULT_MAX_NUM_SEQS, tokens)
+        reason = "default" if seqs == DEFAULT_MAX_NUM_SEQS else "one token of the step for each"
+        notes.say("max_num_seqs", seqs, reason)
+    POLICIES.load(args.scheduling_policy)
+    return SchedulerConfig(
+        max_num_batched_tokens=tokens, max_num_seqs=seqs, policy=args.scheduling_policy
+    )
+
+
+def _parallel(args: EngineArgs) -> ParallelConfig:
+    name = args.distributed_executor_backend
+    executor = _EXECUTOR_NAMES.get(name, name)
+    if executor not in EXECUTORS:
+        EXECUTORS.load(str(executor))  # raises, listing the known ones
+    return ParallelConfig(executor=str(executor), tensor_parallel_size=args.tensor_parallel_size)
+
+
+def _device_name(args: EngineArgs) -> str:
+    return "cpu" if args.device == "auto" else args.device
+
+
+def _device(args: EngineArgs, notes: _Notes) -> DeviceConfig:
+    name = _device_name(args)
+    if args.device == "auto":
+        notes.say("device", name, "the only device this version computes on")
+    num_threads = args.num_threads
+    if num_threads is None:
+        num_threads, reason = DEVICES.load(name).default_num_threads()
+        notes.say("num_threads", num_threads, reason)
+    return DeviceConfig(device=name, num_threads=num_threads)
