@@ -172,9 +172,7 @@ def _read(
         deliver(message)
 
 
-def _write(
-    connection: Connection[Any, Any], outgoing: queue.SimpleQueue[bytes | None]
-) -> None:
+def _write(connection: Connection[Any, Any], outgoing: queue.SimpleQueue[bytes | None]) -> None:
     while (message := outgoing.get()) is not None:
         try:
             connection.send_bytes(message)

@@ -8,7 +8,14 @@ import weakref
 from collections.abc import Callable
 
 from pagemill.config import EngineConfig
-from pagemill.engine.engine_loop import FromEngine, Inbox, Shutdown, StatsCollector, ToEngine, run_loop
+from pagemill.engine.engine_loop import (
+    FromEngine,
+    Inbox,
+    Shutdown,
+    StatsCollector,
+    ToEngine,
+    run_loop,
+)
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.engine_args import EngineArgs
 from pagemill.executor.base import MemoryPlan
@@ -18,7 +25,9 @@ from pagemill.tokenizer.base import Tokenizer
 def make_home(args: EngineArgs) -> tuple[ThreadHome, Tokenizer | None]:
     """Load an engine here; return its home and its tokenizer."""
     stats = StatsCollector()
-    engine = LLMEngine.from_engine_args(args, stat_loggers=[] if args.disable_log_stats else [stats])
+    engine = LLMEngine.from_engine_args(
+        args, stat_loggers=[] if args.disable_log_stats else [stats]
+    )
     tokenizer = None if engine.config.model.skip_tokenizer_init else engine.get_tokenizer()
     return ThreadHome(engine, stats), tokenizer
 
@@ -70,4 +79,3 @@ def _stop(inbox: Inbox, thread: threading.Thread) -> None:
     inbox.put(Shutdown())
     if thread is not threading.current_thread():
         thread.join()
-

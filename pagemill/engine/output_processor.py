@@ -341,9 +341,7 @@ class OutputProcessor:
 
     def _delta(self, state: _Request, index: int, sample: _Sample) -> CompletionOutput:
         """Return what is new since the last output."""
-        made = self._completion(
-            state, index, sample, sample.num_sent_tokens, sample.num_sent_chars
-        )
+        made = self._completion(state, index, sample, sample.num_sent_tokens, sample.num_sent_chars)
         sample.num_sent_tokens = len(sample.token_ids)
         sample.num_sent_chars = len(sample.text.text)
         return made

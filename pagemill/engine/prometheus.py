@@ -33,7 +33,7 @@ _ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 
 def length_buckets(max_value: int) -> list[int]:
     """Return 1, 2, 5, 10, 20, 50, ... up to `max_value`."""
-    buckets = []
+    buckets: list[int] = []
     scale = 1
     while True:
         for step in (1, 2, 5):

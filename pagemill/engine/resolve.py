@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagemill.checkpoint import checkpoint_format, locate, read_configs
 from pagemill.config import (
@@ -24,7 +24,7 @@ from pagemill.config import (
     SchedulerConfig,
 )
 from pagemill.core.policies import POLICIES
-from pagemill.device import DEVICES
+from pagemill.device import DEVICES, resolve_device
 from pagemill.engine.argument_checks import check_arguments
 from pagemill.engine.generation_defaults import end_token_ids, sampling_defaults
 from pagemill.engine.tokenizer_source import read_tokenizer, tokenizer_path
@@ -34,12 +34,14 @@ from pagemill.executor import EXECUTORS
 from pagemill.models import MODELS
 from pagemill.tokenizer.base import Tokenizer
 
+if TYPE_CHECKING:
+    from pagemill.device.base import Device
+
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-# vLLM's names of the executors and of the dtypes.
+# vLLM's names of the executors.
 _EXECUTOR_NAMES = {None: "in_process", "uni": "in_process", "mp": "multi_process"}
-_DTYPE_NAMES = {"float": "float32", "half": "float16"}
 
 
 @dataclass(slots=True)
@@ -61,15 +63,17 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
     """Return the settled configuration and the tokenizer, which settling has to read anyway."""
     check_arguments(args)
     notes = _Notes()
+    device_name, device_reason = resolve_device(args.device)
+    device = DEVICES.load(device_name)()
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     tokenizer = read_tokenizer(args)
-    model = _model(args, path, tokenizer, notes)
+    model = _model(args, path, tokenizer, device, notes)
     config = EngineConfig(
         model=model,
-        cache=_cache(args, model, notes),
+        cache=_cache(args, model, device, notes),
         scheduler=_scheduler(args, notes),
         parallel=_parallel(args),
-        device=_device(args, notes),
+        device=_device(args, device_name, device_reason, device, notes),
         observability=ObservabilityConfig(
             log_stats=not args.disable_log_stats,
             log_stats_interval_s=args.log_stats_interval_s,
@@ -84,7 +88,9 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
 # ---------------------------------------------------------------- model
 
 
-def _model(args: EngineArgs, path: Path, tokenizer: Tokenizer | None, notes: _Notes) -> ModelConfig:
+def _model(
+    args: EngineArgs, path: Path, tokenizer: Tokenizer | None, device: Device, notes: _Notes
+) -> ModelConfig:
     hf_config, generation = read_configs(path)
     hf_config = {**hf_config, **args.hf_overrides}
     if args.hf_overrides:
@@ -110,7 +116,7 @@ def _model(args: EngineArgs, path: Path, tokenizer: Tokenizer | None, notes: _No
         hf_config=hf_config,
         generation_config=defaults,
         shape=shape,
-        dtype=_dtype(args, hf_config, notes),
+        dtype=_dtype(args, device, hf_config, notes),
         quantization=args.quantization,
         max_model_len=_max_model_len(args, shape, notes),
         seed=args.seed,
@@ -134,23 +140,24 @@ def _load_format(args: EngineArgs, path: Path, notes: _Notes) -> str:
     return args.load_format
 
 
-def _dtype(args: EngineArgs, hf_config: dict[str, Any], notes: _Notes) -> str:
-    device = DEVICES.load(_device_name(args))
-    asked = _DTYPE_NAMES.get(args.dtype, args.dtype)
-    if asked != "auto":
-        device.check_dtype(asked)
-        return asked
+def _dtype(
+    args: EngineArgs, device: Device, hf_config: dict[str, Any], notes: _Notes
+) -> str:
+    key, said = _checkpoint_dtype(hf_config)
+    settled, reason = device.resolve_dtype(args.dtype, said)
+    if args.dtype == "auto":
+        notes.say("dtype", settled, f"{reason} ({key})")
+    return settled
+
+
+def _checkpoint_dtype(hf_config: dict[str, Any]) -> tuple[str, str]:
+    """Return the dtype that config.json names and where; float32, as transformers, without one."""
     text = hf_config.get("text_config")
-    nested = text if isinstance(text, dict) else {}
-    for source in (hf_config, nested):
+    for source in (hf_config, text if isinstance(text, dict) else {}):
         for key in ("dtype", "torch_dtype"):
             if isinstance(source.get(key), str):
-                said = str(source[key]).removeprefix("torch.")
-                settled, reason = device.settle_dtype(said)
-                notes.say("dtype", settled, reason or f"config.json says so ({key})")
-                return str(settled)
-    notes.say("dtype", "float32", "config.json names none")
-    return "float32"
+                return f"{key} of config.json", str(source[key]).removeprefix("torch.")
+    return "config.json names no dtype", "float32"
 
 
 def _max_model_len(args: EngineArgs, shape: ModelShape, notes: _Notes) -> int:
@@ -170,14 +177,16 @@ def _max_model_len(args: EngineArgs, shape: ModelShape, notes: _Notes) -> int:
 # ---------------------------------------------------------------- the other sections
 
 
-def _cache(args: EngineArgs, model: ModelConfig, notes: _Notes) -> CacheConfig:
+def _cache(
+    args: EngineArgs, model: ModelConfig, device: Device, notes: _Notes
+) -> CacheConfig:
     block_size = args.block_size
     if block_size is None:
         block_size = DEFAULT_BLOCK_SIZE
         notes.say("block_size", block_size, "default; legal are the powers of two from 1 to 256")
     share = args.gpu_memory_utilization
     if share is None:
-        share = DEVICES.load(_device_name(args)).default_memory_utilization
+        share = device.default_memory_utilization
         if args.kv_cache_memory_bytes is None:
             notes.say("gpu_memory_utilization", share, "default share of the available memory")
     dtype = args.kv_cache_dtype
@@ -216,16 +225,13 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
     return ParallelConfig(executor=str(executor), tensor_parallel_size=args.tensor_parallel_size)
 
 
-def _device_name(args: EngineArgs) -> str:
-    return "cpu" if args.device == "auto" else args.device
-
-
-def _device(args: EngineArgs, notes: _Notes) -> DeviceConfig:
-    name = _device_name(args)
+def _device(
+    args: EngineArgs, name: str, reason: str, device: Device, notes: _Notes
+) -> DeviceConfig:
     if args.device == "auto":
-        notes.say("device", name, "the only device this version computes on")
+        notes.say("device", name, reason)
     num_threads = args.num_threads
     if num_threads is None:
-        num_threads, reason = DEVICES.load(name).default_num_threads()
-        notes.say("num_threads", num_threads, reason)
+        num_threads = device.default_num_threads()
+        notes.say("num_threads", num_threads, "the cores at hand, or OMP_NUM_THREADS")
     return DeviceConfig(device=name, num_threads=num_threads)
