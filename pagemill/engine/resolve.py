@@ -140,9 +140,7 @@ def _load_format(args: EngineArgs, path: Path, notes: _Notes) -> str:
     return args.load_format
 
 
-def _dtype(
-    args: EngineArgs, device: Device, hf_config: dict[str, Any], notes: _Notes
-) -> str:
+def _dtype(args: EngineArgs, device: Device, hf_config: dict[str, Any], notes: _Notes) -> str:
     key, said = _checkpoint_dtype(hf_config)
     settled, reason = device.resolve_dtype(args.dtype, said)
     if args.dtype == "auto":
@@ -177,9 +175,7 @@ def _max_model_len(args: EngineArgs, shape: ModelShape, notes: _Notes) -> int:
 # ---------------------------------------------------------------- the other sections
 
 
-def _cache(
-    args: EngineArgs, model: ModelConfig, device: Device, notes: _Notes
-) -> CacheConfig:
+def _cache(args: EngineArgs, model: ModelConfig, device: Device, notes: _Notes) -> CacheConfig:
     block_size = args.block_size
     if block_size is None:
         block_size = DEFAULT_BLOCK_SIZE
