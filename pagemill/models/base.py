@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -13,9 +13,6 @@ from pagemill.config import ModelShape
 
 class CausalLM(Protocol):
     """A decoder over a flat ragged batch. It is also a `torch.nn.Module`."""
-
-    # Hugging Face names of a checkpoint -> where they go; see models.loader.
-    weight_map: ClassVar[Any]
 
     @classmethod
     def read_shape(cls, hf_config: Mapping[str, Any]) -> ModelShape:

@@ -1,0 +1,81 @@
+"""Linear layers, alone or several projections fused into one multiplication.
+
+A fused layer stacks the output rows of its projections; each is a named part that the loader fills on
+its own. Called by `layers.attention`, `layers.mlp` and the models.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pagemill.layers.base import Build
+from pagemill.quant.base import LinearShape, RandomWeights, Target
+
+
+class Linear(nn.Module):
+    """x @ weight.T + bias, in the weight format of the model.
+
+    Parts: "" is the whole layer; "transposed" the whole layer stored [in, out] (GPT-2's Conv1D); any
+    name of `rows` those output rows.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        rows: int | dict[str, int],
+        build: Build,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = {"": rows} if isinstance(rows, int) else rows
+        self.shape = LinearShape(in_features, sum(sizes.values()), bias)
+        self.rows: dict[str, tuple[int, int]] = {}
+        start = 0
+        for name, size in sizes.items():
+            self.rows[name] = (start, start + size)
+            start += size
+        self.quant = build.quant
+        self.quant.create_weights(self, self.shape, build.dtype, build.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] of x [num_tokens, in_features]."""
+        return self.quant.apply(self, x)
+
+    def targets(self, part: str) -> dict[str, Target]:
+        """Return the targets of one projection, or of the whole layer."""
+        start, stop = self.rows.get(part, (0, self.shape.out_features))
+        found = self.quant.targets(self, start, stop)
+        if part == "transposed":
+            return {suffix: target.arranged(lambda view: view.t()) for suffix, target in found.items()}
+        assert part in self.rows or part == "", f"the layer has no part {part!r}"
+        return found
+
+    def randomize(self, weights: RandomWeights) -> None:
+        """Fill with made-up weights."""
+        self.quant.randomize(self, weights)
+
+
+class QKVLinear(Linear):
+    """The q, k and v projections in one.
+
+    Further part: "by_head" is all three with the rows of one head's q, k and v next to each other
+    (GPT-NeoX); it needs as many K/V heads as query heads.
+    """
+
+    def __init__(self, in_features: int, heads: tuple[int, int, int], build: Build, *, bias: bool):
+        num_heads, num_kv_heads, head_dim = heads
+        kv = num_kv_heads * head_dim
+        rows = {"q": num_heads * head_dim, "k": kv, "v": kv}
+        super().__init__(in_features, rows, build, bias=bias)
+        self.num_heads = num_heads
+
+    def targets(self, part: str) -> dict[str, Target]:
+        """Return the targets of one projection, or of all three."""
+        if part != "by_head":
+            return super().targets(part)
+        found = {}
+        for suffix, target in super().targets("").items():
+            by_head = target.view.unflatten(0, (3, self.num_heads, -1)).transpose(0, 1)
+            found[suffix] = Target(by_head, target.shape)
+        return found

@@ -1,0 +1,239 @@
+"""What decoder families share: the layer shapes, and the model around them.
+
+A family's file reads its configuration, builds these parts and names its weights. The residual stream
+is one buffer that layers add to in place. Called by the architectures; `loader` fills them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from pagemill.attention.base import AttentionSpec, StepAttention
+from pagemill.config import ModelConfig, ModelShape
+from pagemill.layers.attention import Attention, Rotation
+from pagemill.layers.base import Build
+from pagemill.layers.embedding import Head, LearnedPositions, TokenEmbedding
+from pagemill.layers.linear import Linear
+from pagemill.layers.mlp import MLP, GatedMLP
+from pagemill.layers.norm import LayerNorm, RMSNorm
+from pagemill.layers.rope import Rope
+from pagemill.models.config_reader import ConfigReader
+from pagemill.models.peak import PeakMemory
+from pagemill.models.weight_map import WeightMap
+from pagemill.quant.base import Target
+
+Norm = RMSNorm | LayerNorm
+FeedForward = MLP | GatedMLP
+
+
+class DecoderLayer(Protocol):
+    """One layer: reads the residual stream x [num_tokens, hidden] and returns it changed."""
+
+    attention: Attention
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+        """Return the residual stream after this layer; x's memory may be used for it."""
+        ...
+
+
+class PreNormLayer(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)). Gemma also norms what is added."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: FeedForward,
+        norms: tuple[Norm, Norm],
+        out_norms: tuple[Norm, Norm] | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm, self.mlp_norm = norms
+        self.attention_out_norm, self.mlp_out_norm = out_norms or (None, None)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+        """Return x with both parts added in place."""
+        added = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
+        if self.attention_out_norm is not None:
+            added = self.attention_out_norm.forward(added)
+        x.add_(added)
+        del added
+        added = self.mlp.forward(self.mlp_norm.forward(x))
+        if self.mlp_out_norm is not None:
+            added = self.mlp_out_norm.forward(added)
+        return x.add_(added)
+
+
+class PostNormLayer(nn.Module):
+    """x = norm(x + attention(x)); x = norm(x + mlp(x)). Vaswani et al. 2017; OPT-350m."""
+
+    def __init__(self, attention: Attention, mlp: FeedForward, norms: tuple[Norm, Norm]) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm, self.mlp_norm = norms
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+        """Return the new stream."""
+        x = self.attention_norm.forward(x.add_(self.attention.forward(x, rotation, attend)))
+        return self.mlp_norm.forward(x.add_(self.mlp.forward(x)))
+
+
+class ParallelLayer(nn.Module):
+    """x += mlp(norm_2(x)) + attention(norm_1(x)): both see the same x. GPT-NeoX."""
+
+    def __init__(self, attention: Attention, mlp: FeedForward, norms: tuple[Norm, Norm]) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm, self.mlp_norm = norms
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+        """Return x with both parts added in place."""
+        attended = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
+        added = self.mlp.forward(self.mlp_norm.forward(x))
+        return x.add_(added.add_(attended))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a decoder; what a family does not have stays None."""
+
+    embedding: TokenEmbedding
+    layers: Sequence[DecoderLayer]
+    norm: Norm | None
+    head: Head
+    ropes: tuple[Rope, ...] = ()
+    layer_ropes: tuple[int, ...] = ()  # which rope each layer uses; (): all the first, if any
+    positions: LearnedPositions | None = None
+    project_in: Linear | None = None  # embedding width to hidden
+    project_out: Linear | None = None  # hidden to embedding width
+
+
+class DecoderLM(nn.Module):
+    """A decoder over a flat ragged batch; see `models.base.CausalLM`. Families fill `build_parts`."""
+
+    weight_map: ClassVar[WeightMap]
+    # What an absent `tie_word_embeddings` means in this family.
+    ties_by_default: ClassVar[bool] = False
+
+    def __init__(self, config: ModelConfig, build: Build, *, tied: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.build = build
+        parts = self.build_parts(self.decoder_config(config.hf_config), config, build, tied)
+        self.embedding = parts.embedding
+        self.positions = parts.positions
+        self.project_in = parts.project_in
+        self.layers = nn.ModuleList(cast("list[nn.Module]", list(parts.layers)))
+        self.norm = parts.norm
+        self.project_out = parts.project_out
+        self.head = parts.head
+        self.ropes = parts.ropes
+        self.layer_ropes = parts.layer_ropes or (0,) * len(parts.layers)
+
+    @classmethod
+    def read_shape(cls, hf_config: Mapping[str, Any]) -> ModelShape:
+        """Read and check the sizes; raises CheckpointError for what the code does not support."""
+        return cls.read_sizes(cls.decoder_config(hf_config))
+
+    @classmethod
+    def decoder_config(cls, hf_config: Mapping[str, Any]) -> ConfigReader:
+        """Return a reader of the part of config.json that describes the decoder."""
+        return ConfigReader(hf_config)
+
+    @classmethod
+    def ties_head(cls, hf_config: Mapping[str, Any]) -> bool:
+        """Return whether the configuration wants the head to share the embedding's matrix."""
+        reader = cls.decoder_config(hf_config)
+        return reader.read(bool, "tie_word_embeddings", default=cls.ties_by_default)
+
+    @classmethod
+    def read_sizes(cls, reader: ConfigReader) -> ModelShape:
+        """Read and check the sizes, and refuse what this family's code does not support."""
+        raise AssertionError(f"{cls.__name__} must read its sizes")
+
+    @classmethod
+    def build_parts(
+        cls, reader: ConfigReader, config: ModelConfig, build: Build, tied: bool
+    ) -> Parts:
+        """Build the parts, unfilled."""
+        raise AssertionError(f"{cls.__name__} must build its parts")
+
+    @property
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """Return one spec a layer."""
+        return tuple(layer.attention.spec for layer in self._layers())
+
+    def expected_tensors(self) -> dict[str, Target]:
+        """Return where each tensor of a checkpoint goes, by its normalized name."""
+        return self.weight_map.expected(self, len(self.layers))
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
+        """Return hidden states [num_tokens, hidden]; both inputs are [num_tokens] int64."""
+        x = self._embed(token_ids, positions)
+        # Once a step, not once a layer.
+        rotations: list[Rotation] = [self._rotation(rope, positions) for rope in self.ropes]
+        return self._run(x, rotations, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits [rows, vocab] of hidden rows; only rows that need them are passed."""
+        return self.head.forward(hidden)
+
+    def peak_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Return the most temporary memory of forward and logits together, attention's excluded."""
+        meta = torch.device("meta")
+        if self.build.device != meta:
+            build = Build(self.build.dtype, meta, self.build.quant)
+            return type(self)(self.config, build, tied=self.head.weight is None).peak_bytes(
+                num_tokens, num_logit_rows
+            )
+        ids = torch.empty(num_tokens, dtype=torch.int64, device=meta)
+        with torch.no_grad(), PeakMemory() as memory:
+            rotations: list[Rotation] = [
+                (self._angles(rope, num_tokens), self._angles(rope, num_tokens))
+                for rope in self.ropes
+            ]
+            hidden = self._run(self._embed(ids, ids), rotations, cast(StepAttention, _no_attention))
+            self.logits(hidden[:1].expand(num_logit_rows, -1))
+        return memory.peak_bytes
+
+    def _layers(self) -> Sequence[DecoderLayer]:
+        return cast("Sequence[DecoderLayer]", self.layers)
+
+    def _rotation(self, rope: Rope, positions: Tensor) -> Rotation:
+        cos, sin = rope.prepare(positions)
+        return cos.to(self.build.dtype), sin.to(self.build.dtype)
+
+    def _angles(self, rope: Rope, num_tokens: int) -> Tensor:
+        size = (num_tokens, rope.rotary_dim // 2)
+        return torch.empty(size, dtype=self.build.dtype, device=self.build.device)
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.embedding.forward(token_ids)
+        if self.project_in is not None:
+            x = self.project_in.forward(x)
+        if self.positions is not None:
+            x.add_(self.positions.forward(positions))
+        return x
+
+    def _run(self, x: Tensor, rotations: list[Rotation], attend: StepAttention) -> Tensor:
+        rotations = rotations or [None]
+        for layer, rope in zip(self._layers(), self.layer_ropes, strict=True):
+            x = layer.forward(x, rotations[rope], attend)
+        if self.norm is not None:
+            x = self.norm.forward(x)
+        if self.project_out is not None:
+            x = self.project_out.forward(x)
+        return x
+
+
+def _no_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Stand in for attention when only sizes are wanted."""
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)

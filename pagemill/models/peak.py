@@ -1,0 +1,58 @@
+"""The peak of a computation's temporary memory, found without computing.
+
+The computation is run on the meta device, where tensors have sizes and no data, and the live storages
+are added up after every operation. So the number follows the code by itself. Called by `blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts bytes of the tensors made inside the `with` block; `peak_bytes` is the most at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation and count what it made."""
+        given = {t.untyped_storage()._cdata for t in _tensors(args) if t.device.type == "meta"}
+        self._forget()
+        outside = given - self._live.keys()
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors([result]):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._live and storage._cdata not in outside:
+                self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._live.values()))
+        return result
+
+    def _forget(self) -> None:
+        dead = [key for key, (ref, _) in self._live.items() if ref.expired()]
+        for key in dead:
+            del self._live[key]
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(_tensors(value))
+    return found
