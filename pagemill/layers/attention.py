@@ -14,10 +14,7 @@ from pagemill.attention.base import AttentionSpec, StepAttention
 from pagemill.layers.base import Build
 from pagemill.layers.linear import Linear, QKVLinear
 from pagemill.layers.norm import QKNorm
-from pagemill.ops import reference as ops
-
-# cos and sin, each [num_tokens, rotary_dim / 2] in the model's dtype; None: positions are not rotated.
-Rotation = tuple[Tensor, Tensor] | None
+from pagemill.layers.rope import Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +44,33 @@ class Attention(nn.Module):
         )
         self.qk_norm: QKNorm | None = None
         if options.qk_norm_eps is not None:
-            self.qk_norm = QKNorm(
-                heads, options.qk_norm_eps, build, offset=options.qk_norm_offset
-            )
+            self.qk_norm = QKNorm(heads, options.qk_norm_eps, build, offset=options.qk_norm_offset)
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+    def peak_bytes_per_token(self, rotary_dim: int) -> int:
+        """Return the most temporary memory, output included and the attention itself excluded."""
+        spec, itemsize = self.spec, self.qkv.itemsize
+        q = spec.num_heads * spec.head_dim * itemsize
+        qk = q + spec.num_kv_heads * spec.head_dim * itemsize
+        normed = 0 if self.qk_norm is None else qk
+        turned = qk if rotary_dim else normed
+        phases = [
+            0 if self.qk_norm is None else self.qk_norm.peak_bytes_per_token(),
+            # The copy that is turned in place, and the product of one half and the sines.
+            normed + qk + qk * rotary_dim // (2 * spec.head_dim) if rotary_dim else 0,
+            turned + q + self.out.peak_bytes_per_token(),
+        ]
+        return self.qkv.peak_bytes_per_token() + max(phases)
+
+    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return [num_tokens, hidden] of x [num_tokens, hidden]."""
         spec = self.spec
-        heads = self.qkv.forward(x).unflatten(-1, (-1, spec.head_dim))
+        heads = self.qkv.forward(x).view(x.shape[0], -1, spec.head_dim)
         num_qk = spec.num_heads + spec.num_kv_heads
         # q and k lie side by side: norm and rotation take both at once.
         qk, v = heads[:, :num_qk], heads[:, num_qk:]
         if self.qk_norm is not None:
             qk = self.qk_norm.forward(qk)
         if rotation is not None:
-            qk = ops.rotate(qk, rotation[0], rotation[1])
+            qk = rotation.apply_one(qk)
         q, k = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
         return self.out.forward(attend(self.layer_index, q, k, v).flatten(1))

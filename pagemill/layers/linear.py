@@ -35,6 +35,7 @@ class Linear(nn.Module):
         for name, size in sizes.items():
             self.rows[name] = (start, start + size)
             start += size
+        self.itemsize = build.dtype.itemsize
         self.quant = build.quant
         self.quant.create_weights(self, self.shape, build.dtype, build.device)
 
@@ -42,12 +43,18 @@ class Linear(nn.Module):
         """Return [num_tokens, out_features] of x [num_tokens, in_features]."""
         return self.quant.apply(self, x)
 
+    def peak_bytes_per_token(self) -> int:
+        """Return the bytes of the output; the weight format adds nothing."""
+        return self.shape.out_features * self.itemsize
+
     def targets(self, part: str) -> dict[str, Target]:
         """Return the targets of one projection, or of the whole layer."""
         start, stop = self.rows.get(part, (0, self.shape.out_features))
         found = self.quant.targets(self, start, stop)
         if part == "transposed":
-            return {suffix: target.arranged(lambda view: view.t()) for suffix, target in found.items()}
+            return {
+                suffix: target.arranged(lambda view: view.t()) for suffix, target in found.items()
+            }
         assert part in self.rows or part == "", f"the layer has no part {part!r}"
         return found
 
@@ -76,6 +83,6 @@ class QKVLinear(Linear):
             return super().targets(part)
         found = {}
         for suffix, target in super().targets("").items():
-            by_head = target.view.unflatten(0, (3, self.num_heads, -1)).transpose(0, 1)
-            found[suffix] = Target(by_head, target.shape)
+            split = target.view.view(3, self.num_heads, -1, *target.shape[1:])
+            found[suffix] = Target(split.transpose(0, 1), target.shape)
         return found

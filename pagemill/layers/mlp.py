@@ -10,6 +10,9 @@ from pagemill.layers.base import Build
 from pagemill.layers.linear import Linear
 from pagemill.ops import reference as ops
 
+# Temporaries of the activations that need more than their output, in outputs.
+_ACTIVATION_OUTPUTS = {"gelu_fast": 4, "gelu_new": 4, "quick_gelu": 2, "relu2": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class MLPOptions:
@@ -32,6 +35,12 @@ class GatedMLP(nn.Module):
         )
         self.down = Linear(size, options.hidden_size, build, bias=options.bias)
         self.act = ops.activation(options.activation)
+        self.act_outputs = _ACTIVATION_OUTPUTS.get(options.activation, 1)
+
+    def peak_bytes_per_token(self) -> int:
+        """Return the most temporary memory, output included."""
+        inner = self.down.shape.in_features * self.down.itemsize
+        return max((2 + self.act_outputs) * inner, inner + self.down.peak_bytes_per_token())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [num_tokens, hidden] of x [num_tokens, hidden]."""
@@ -46,6 +55,12 @@ class MLP(nn.Module):
         self.up = Linear(options.hidden_size, options.intermediate_size, build, bias=options.bias)
         self.down = Linear(options.intermediate_size, options.hidden_size, build, bias=options.bias)
         self.act = ops.activation(options.activation)
+        self.act_outputs = _ACTIVATION_OUTPUTS.get(options.activation, 1)
+
+    def peak_bytes_per_token(self) -> int:
+        """Return the most temporary memory, output included."""
+        inner = self.down.shape.in_features * self.down.itemsize
+        return max((1 + self.act_outputs) * inner, inner + self.down.peak_bytes_per_token())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [num_tokens, hidden] of x [num_tokens, hidden]."""

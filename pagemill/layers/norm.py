@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from pagemill.layers.base import Build
@@ -21,6 +22,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalized over its last dimension, in x's dtype."""
         return ops.rms_norm(x, self.weight, self.eps, offset=self.offset)
+
+    def peak_bytes_per_token(self) -> int:
+        """Return the most temporary memory, output included."""
+        return _rms_norm_bytes(self.weight, self.offset)
 
     def targets(self, part: str) -> dict[str, Target]:
         """Return the weight."""
@@ -52,6 +57,10 @@ class QKNorm(nn.Module):
         """Return qk [num_tokens, num_heads + num_kv_heads, head_dim] normalized head by head."""
         return ops.rms_norm(qk, self.weight, self.eps, offset=self.offset)
 
+    def peak_bytes_per_token(self) -> int:
+        """Return the most temporary memory, output included."""
+        return _rms_norm_bytes(self.weight, self.offset)
+
     def targets(self, part: str) -> dict[str, Target]:
         """Return the weight of the query or of the key heads."""
         rows = self.weight[: self.num_heads] if part == "q" else self.weight[self.num_heads :]
@@ -67,6 +76,8 @@ class LayerNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, build: Build, *, affine: bool = True) -> None:
         super().__init__()
+        self.size = size
+        self.itemsize = build.dtype.itemsize
         self.eps = eps
         self.weight = build.parameter(size) if affine else None
         self.bias = build.parameter(size) if affine else None
@@ -74,6 +85,10 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalized over its last dimension, in x's dtype."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def peak_bytes_per_token(self) -> int:
+        """Return the bytes of the output."""
+        return self.size * self.itemsize
 
     def targets(self, part: str) -> dict[str, Target]:
         """Return weight and bias."""
@@ -89,3 +104,14 @@ class LayerNorm(nn.Module):
 
 
 Norm = RMSNorm | LayerNorm
+
+
+def _rms_norm_bytes(weight: Tensor, offset: float) -> int:
+    """Return the peak of ops.rms_norm for one token, as its order of operations makes it."""
+    if weight.dtype == torch.float32:
+        # The quotient; without an offset the product beside it.
+        per_element = 8 if offset == 0.0 else 4
+    else:
+        # x and the quotient in float32, the output, without an offset also the rounded quotient.
+        per_element = 8 + weight.itemsize * (2 if offset == 0.0 else 1)
+    return weight.numel() * per_element

@@ -10,24 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
-import torch
 from torch import Tensor, nn
 
 from pagemill.attention.base import AttentionSpec, StepAttention
 from pagemill.config import ModelConfig, ModelShape
-from pagemill.layers.attention import Attention, Rotation
+from pagemill.layers.attention import Attention
 from pagemill.layers.base import Build
 from pagemill.layers.embedding import Head, LearnedPositions, TokenEmbedding
 from pagemill.layers.linear import Linear
 from pagemill.layers.mlp import MLP, GatedMLP
-from pagemill.layers.norm import LayerNorm, RMSNorm
-from pagemill.layers.rope import Rope
-from pagemill.models.config_reader import ConfigReader
-from pagemill.models.peak import PeakMemory
+from pagemill.layers.norm import Norm
+from pagemill.layers.rope import Rope, Rotation, make_rope, rope_settings
+from pagemill.models.config_reader import FULL, ConfigReader
 from pagemill.models.weight_map import WeightMap
 from pagemill.quant.base import Target
 
-Norm = RMSNorm | LayerNorm
 FeedForward = MLP | GatedMLP
 
 
@@ -36,8 +33,12 @@ class DecoderLayer(Protocol):
 
     attention: Attention
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return the residual stream after this layer; x's memory may be used for it."""
+        ...
+
+    def peak_bytes_per_token(self, rotary_dim: int) -> int:
+        """Return the most temporary memory beside x, the attention itself excluded."""
         ...
 
 
@@ -55,9 +56,10 @@ class PreNormLayer(nn.Module):
         self.attention = attention
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
-        self.attention_out_norm, self.mlp_out_norm = out_norms or (None, None)
+        self.attention_out_norm: Norm | None = out_norms[0] if out_norms else None
+        self.mlp_out_norm: Norm | None = out_norms[1] if out_norms else None
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return x with both parts added in place."""
         added = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
         if self.attention_out_norm is not None:
@@ -69,6 +71,19 @@ class PreNormLayer(nn.Module):
             added = self.mlp_out_norm.forward(added)
         return x.add_(added)
 
+    def peak_bytes_per_token(self, rotary_dim: int) -> int:
+        """Return the larger peak of the two parts."""
+        stream = self.attention.out.peak_bytes_per_token()
+        parts = (
+            (self.attention_norm, self.attention.peak_bytes_per_token(rotary_dim)),
+            (self.mlp_norm, self.mlp.peak_bytes_per_token()),
+        )
+        peaks = [max(norm.peak_bytes_per_token(), stream + part) for norm, part in parts]
+        for out_norm in (self.attention_out_norm, self.mlp_out_norm):
+            if out_norm is not None:
+                peaks.append(stream + out_norm.peak_bytes_per_token())
+        return max(peaks)
+
 
 class PostNormLayer(nn.Module):
     """x = norm(x + attention(x)); x = norm(x + mlp(x)). Vaswani et al. 2017; OPT-350m."""
@@ -79,10 +94,19 @@ class PostNormLayer(nn.Module):
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return the new stream."""
         x = self.attention_norm.forward(x.add_(self.attention.forward(x, rotation, attend)))
         return self.mlp_norm.forward(x.add_(self.mlp.forward(x)))
+
+    def peak_bytes_per_token(self, rotary_dim: int) -> int:
+        """Return the larger peak of the two parts; the second runs beside the layer's own x."""
+        stream = self.attention.out.peak_bytes_per_token()
+        attention = self.attention.peak_bytes_per_token(rotary_dim)
+        return max(
+            attention,
+            stream + max(self.mlp.peak_bytes_per_token(), self.mlp_norm.peak_bytes_per_token()),
+        )
 
 
 class ParallelLayer(nn.Module):
@@ -94,11 +118,19 @@ class ParallelLayer(nn.Module):
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: StepAttention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return x with both parts added in place."""
         attended = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
         added = self.mlp.forward(self.mlp_norm.forward(x))
         return x.add_(added.add_(attended))
+
+    def peak_bytes_per_token(self, rotary_dim: int) -> int:
+        """Return the larger peak of the two parts; the second runs beside the first's result."""
+        stream = self.attention.out.peak_bytes_per_token()
+        return stream + max(
+            self.attention.peak_bytes_per_token(rotary_dim),
+            stream + self.mlp.peak_bytes_per_token(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +209,9 @@ class DecoderLM(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """Return hidden states [num_tokens, hidden]; both inputs are [num_tokens] int64."""
-        x = self._embed(token_ids, positions)
         # Once a step, not once a layer.
-        rotations: list[Rotation] = [self._rotation(rope, positions) for rope in self.ropes]
-        return self._run(x, rotations, attend)
+        rotations = [rope.prepare(positions, self.build.dtype) for rope in self.ropes]
+        return self._run(self._embed(token_ids, positions), rotations, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] of hidden rows; only rows that need them are passed."""
@@ -188,32 +219,22 @@ class DecoderLM(nn.Module):
 
     def peak_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return the most temporary memory of forward and logits together, attention's excluded."""
-        meta = torch.device("meta")
-        if self.build.device != meta:
-            build = Build(self.build.dtype, meta, self.build.quant)
-            return type(self)(self.config, build, tied=self.head.weight is None).peak_bytes(
-                num_tokens, num_logit_rows
-            )
-        ids = torch.empty(num_tokens, dtype=torch.int64, device=meta)
-        with torch.no_grad(), PeakMemory() as memory:
-            rotations: list[Rotation] = [
-                (self._angles(rope, num_tokens), self._angles(rope, num_tokens))
-                for rope in self.ropes
-            ]
-            hidden = self._run(self._embed(ids, ids), rotations, cast(StepAttention, _no_attention))
-            self.logits(hidden[:1].expand(num_logit_rows, -1))
-        return memory.peak_bytes
+        itemsize = self.build.dtype.itemsize
+        hidden = self.embedding.weight.shape[1] * itemsize
+        stream = self._layers()[0].attention.out.peak_bytes_per_token()
+        rotary_dims = [rope.rotary_dim for rope in self.ropes]
+        layers = max(
+            layer.peak_bytes_per_token(rotary_dims[rope] if rotary_dims else 0)
+            for layer, rope in zip(self._layers(), self.layer_ropes, strict=True)
+        )
+        last = 0 if self.norm is None else self.norm.peak_bytes_per_token()
+        forward = stream + max(layers, last, hidden) + itemsize * sum(rotary_dims)
+        vocab = self.embedding.weight.shape[0]
+        logits = vocab * (4 if itemsize == 4 else 4 + itemsize)
+        return max(num_tokens * forward, num_tokens * hidden + num_logit_rows * logits)
 
     def _layers(self) -> Sequence[DecoderLayer]:
         return cast("Sequence[DecoderLayer]", self.layers)
-
-    def _rotation(self, rope: Rope, positions: Tensor) -> Rotation:
-        cos, sin = rope.prepare(positions)
-        return cos.to(self.build.dtype), sin.to(self.build.dtype)
-
-    def _angles(self, rope: Rope, num_tokens: int) -> Tensor:
-        size = (num_tokens, rope.rotary_dim // 2)
-        return torch.empty(size, dtype=self.build.dtype, device=self.build.device)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.embedding.forward(token_ids)
@@ -224,9 +245,8 @@ class DecoderLM(nn.Module):
         return x
 
     def _run(self, x: Tensor, rotations: list[Rotation], attend: StepAttention) -> Tensor:
-        rotations = rotations or [None]
         for layer, rope in zip(self._layers(), self.layer_ropes, strict=True):
-            x = layer.forward(x, rotations[rope], attend)
+            x = layer.forward(x, rotations[rope] if rotations else None, attend)
         if self.norm is not None:
             x = self.norm.forward(x)
         if self.project_out is not None:
@@ -234,6 +254,22 @@ class DecoderLM(nn.Module):
         return x
 
 
-def _no_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Stand in for attention when only sizes are wanted."""
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+def read_rope(
+    reader: ConfigReader,
+    shape: ModelShape,
+    config: ModelConfig,
+    *,
+    layer_type: str = FULL,
+    default_base: float = 10000.0,
+    local_base: float | None = None,
+) -> Rope:
+    """Return the rope of one kind of layer, from either spelling of its settings."""
+    settings = rope_settings(
+        reader.config, layer_type=layer_type, default_base=default_base, local_base=local_base
+    )
+    return make_rope(
+        settings,
+        head_dim=shape.layers[0].head_dim,
+        max_position=shape.max_position,
+        max_model_len=config.max_model_len,
+    )

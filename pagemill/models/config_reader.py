@@ -1,8 +1,8 @@
 """Typed reads of config.json, and refusal of what the code does not support.
 
 Every architecture reads its configuration through one `ConfigReader`; errors name the key, the value
-and what is legal. Attention windows and rotary settings, which several generations of files spell
-differently, are read here for all families.
+and what is legal. Heads and attention windows, which all
+families have, are read here; rotary settings in `layers.rope`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class ConfigReader:
         if value is not None:
             return value
         if default is None:
-            raise CheckpointError(f"config.json of this {self.model_type} has no {' or '.join(keys)}")
+            raise CheckpointError(
+                f"config.json of this {self.model_type} has no {' or '.join(keys)}"
+            )
         return default
 
     def size(self, *keys: str, default: int | None = None) -> int:
@@ -84,7 +86,9 @@ class ConfigReader:
 
     def error(self, key: str, value: object, reason: str) -> CheckpointError:
         """Return the error for a key whose value will not do."""
-        return CheckpointError(f"config.json of this {self.model_type}: {key} is {value!r}; {reason}")
+        return CheckpointError(
+            f"config.json of this {self.model_type}: {key} is {value!r}; {reason}"
+        )
 
     # ------------------------------------------------------------ what several families share
 
@@ -102,7 +106,11 @@ class ConfigReader:
             raise self.error(
                 "num_attention_heads", num_heads, f"it must divide the hidden size {hidden}"
             )
-        return num_heads, num_kv_heads, self.size("head_dim", default=head_dim or hidden // num_heads)
+        return (
+            num_heads,
+            num_kv_heads,
+            self.size("head_dim", default=head_dim or hidden // num_heads),
+        )
 
     def windows(self, window: int | None, default_types: list[str]) -> tuple[int | None, ...]:
         """Return each layer's window: `layer_types` decides where it is given, else the default.
@@ -124,26 +132,6 @@ class ConfigReader:
                 "sliding_window", window, f"layer_types holds {SLIDING}, so it must be at least 1"
             )
         return tuple(window if kind == SLIDING else None for kind in types)
-
-    def rope(self, layer_type: str | None = None) -> dict[str, Any]:
-        """Return the rotary settings in one form, whichever keys the file uses.
-
-        Newer files have `rope_parameters` (one set, or one a layer type), older ones `rope_scaling`
-        beside `rope_theta`. A copy is returned; keys of the set itself win over those beside it.
-        """
-        key, found = self.find("rope_parameters", "rope_scaling")
-        settings = found or {}
-        if not isinstance(settings, Mapping):
-            raise self.error(key, settings, "it must be an object")
-        if layer_type is not None and isinstance(settings.get(layer_type), Mapping):
-            settings = settings[layer_type]
-        elif FULL in settings or SLIDING in settings:
-            settings = settings.get(FULL) or {}
-        merged = dict(settings)
-        for name in ("rope_theta", "partial_rotary_factor"):
-            if merged.get(name) is None and self.config.get(name) is not None:
-                merged[name] = self.config[name]
-        return merged
 
 
 def make_shape(

@@ -16,9 +16,8 @@ from pagemill.layers.base import Build
 from pagemill.layers.embedding import Head, TokenEmbedding
 from pagemill.layers.mlp import GatedMLP, MLPOptions
 from pagemill.layers.norm import RMSNorm
-from pagemill.models.blocks import DecoderLM, Parts, PreNormLayer
+from pagemill.models.blocks import DecoderLM, Parts, PreNormLayer, read_rope
 from pagemill.models.config_reader import ConfigReader, make_shape
-from pagemill.models.rope_settings import read_rope
 from pagemill.models.weight_map import WeightMap
 
 LLAMA_MODULES = {
@@ -88,7 +87,7 @@ def llama_parts(
         layers=layers,
         norm=RMSNorm(hidden, eps, build),
         head=Head(embedding, build, tied=tied),
-        ropes=(read_rope(reader, shape, config, build),),
+        ropes=(read_rope(reader, shape, config),),
     )
 
 

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 
-class PeakMemory(TorchDispatchMode):
+class PeakMemory(TorchFunctionMode):
     """Counts bytes of the tensors made inside the `with` block; `peak_bytes` is the most at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak_bytes = 0
+        self.peak_bytes: int = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Any,
         types: Sequence[type],
@@ -31,21 +31,22 @@ class PeakMemory(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run the operation and count what it made."""
-        given = {t.untyped_storage()._cdata for t in _tensors(args) if t.device.type == "meta"}
         self._forget()
-        outside = given - self._live.keys()
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors(args)}
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors([result]):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._live and storage._cdata not in outside:
-                self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+            # A view or an in-place result brings no new storage.
+            if storage._cdata not in self._live and storage._cdata not in given:
+                ref = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._live[storage._cdata] = (ref, storage.nbytes())
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._live.values()))
         return result
 
     def _forget(self) -> None:
-        dead = [key for key, (ref, _) in self._live.items() if ref.expired()]
-        for key in dead:
-            del self._live[key]
+        for key, (ref, _) in list(self._live.items()):
+            if ref.expired():  # type: ignore[no-untyped-call]
+                del self._live[key]
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
