@@ -1,0 +1,16 @@
+"""Attention over the paged cache. A backend is one file here and one line below.
+
+`base` holds the interface; models and the worker import that and `BACKENDS`, never a backend.
+"""
+
+from __future__ import annotations
+
+from pagemill.attention.base import AttentionBackend
+from pagemill.registry import Registry
+
+BACKENDS: Registry[type[AttentionBackend]] = Registry(
+    "attention backend",
+    {
+        "torch": "pagemill.attention.torch_ref:TorchAttention",
+    },
+)
