@@ -154,9 +154,9 @@ class InputProcessor:
         stops = frozenset(params.stop_token_ids or ())
         bad_words: tuple[tuple[int, ...], ...] = ()
         if self._tokenizer is not None:
-            stops |= special_stops(params.stop_strings, self._tokenizer).keys()
+            stops = stops.union(special_stops(params.stop_strings, self._tokenizer))
             bad_words = bad_word_ids(params.bad_words or [], self._tokenizer)
-        ends = stops if params.ignore_eos else stops | set(self._model.eos_token_ids)
+        ends = stops if params.ignore_eos else stops.union(self._model.eos_token_ids)
         check_masks(params, bad_words, ends, vocab)
         ranked = params.num_samples > params.n  # best_of ranks by logprob, asked for or not
         sampling = SamplingSpec(

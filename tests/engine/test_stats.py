@@ -1,0 +1,174 @@
+"""The log line and the Prometheus metrics: true also when requests are aborted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from pagemill.engine.prometheus import PrometheusStatLogger, length_buckets
+from pagemill.engine.stats import LoggingStatLogger
+from pagemill.messages import QueueSizes, StepStats
+from pagemill.sampling_params import SamplingParams
+from tests.engine.harness import MAX_MODEL_LEN, StatsList, engine_config, make_engine, run, says
+
+
+def prometheus(prefix: str = "pagemill") -> PrometheusStatLogger:
+    return PrometheusStatLogger(prefix, "fake", engine_config().cache, MAX_MODEL_LEN, 64)
+
+
+def values(logger: PrometheusStatLogger) -> dict[str, float]:
+    """Return each sample by its name, with finished_reason where it has one."""
+    found = {}
+    for family in text_string_to_metric_families(logger.render().decode()):
+        for sample in family.samples:
+            if "le" not in sample.labels:
+                reason = sample.labels.get("finished_reason")
+                found[sample.name + (f"/{reason}" if reason else "")] = sample.value
+    return found
+
+
+def test_five_aborts_show_as_five_and_every_start_has_an_end() -> None:
+    logger = prometheus()
+    engine, executor = make_engine(says("abc"), stat_loggers=[logger])
+    executor.errors[tuple(b"bad")] = "broken"
+    started = 0
+    for i in range(5):
+        engine.add_request(f"a{i}", "p" * (i + 1), SamplingParams())
+    for i in range(3):
+        engine.add_request(f"s{i}", "p", SamplingParams(n=2))
+    engine.add_request("l", "p", SamplingParams(max_tokens=2))
+    engine.add_request("e", "bad", SamplingParams())
+    started = 10
+    engine.step()
+    engine.abort_request([f"a{i}" for i in range(5)])
+    engine.abort_request("a0")
+    run(engine)
+    seen = values(logger)
+    ends = {k.split("/")[1]: v for k, v in seen.items() if "request_success_total/" in k}
+    assert ends == {"abort": 5, "stop": 3, "length": 1, "error": 1, "repetition": 0}
+    assert sum(ends.values()) == started
+    assert seen["pagemill:e2e_request_latency_seconds_count"] == started
+    assert seen["pagemill:request_prompt_tokens_sum"] == 15 + 3 + 1 + 3
+    assert seen["pagemill:num_requests_running"] == 0
+    assert seen["pagemill:kv_cache_usage_perc"] == 0
+
+
+def test_tokens_and_times_are_counted() -> None:
+    logger = prometheus("vllm")
+    engine, _ = make_engine(says("abc"), stat_loggers=[logger])
+    engine.add_request("x", "12345", SamplingParams(n=2))
+    run(engine)
+    seen = values(logger)
+    assert seen["vllm:prompt_tokens_total"] == 5
+    assert seen["vllm:generation_tokens_total"] == 8
+    assert seen["vllm:time_to_first_token_seconds_count"] == 1
+    assert seen["vllm:inter_token_latency_seconds_count"] == 6
+    assert seen["vllm:request_time_per_output_token_seconds_count"] == 1
+    assert seen["vllm:iteration_tokens_total_sum"] == 5 + 6
+    assert seen["vllm:cache_config_info"] == 1
+    for name in ("request_queue_time", "request_prefill_time", "request_decode_time"):
+        assert seen[f"vllm:{name}_seconds_count"] == 1
+
+
+def test_metrics_can_be_read_as_objects() -> None:
+    logger = prometheus()
+    engine, _ = make_engine(says("abc"), stat_loggers=[logger])
+    engine.add_request("x", "12345", SamplingParams())
+    run(engine)
+    found = {m.name: m for m in logger.metrics() if "finished_reason" not in m.labels}
+    assert found["pagemill:generation_tokens"].value == 4
+    assert found["pagemill:generation_tokens"].kind == "counter"
+    assert found["pagemill:generation_tokens"].labels["model_name"] == "fake"
+    lengths = found["pagemill:request_prompt_tokens"]
+    assert (lengths.kind, lengths.count, lengths.value) == ("histogram", 1, 5.0)
+    assert (lengths.buckets["2.0"], lengths.buckets["5.0"]) == (0, 1)
+
+
+def test_two_engines_in_a_process_do_not_share_metrics() -> None:
+    first, second = prometheus(), prometheus()
+    first.record(StepStats(queues=QueueSizes(3, 0), kv_cache_usage=0.5))
+    assert values(first)["pagemill:num_requests_running"] == 3
+    assert values(second)["pagemill:num_requests_running"] == 0
+
+
+def test_length_buckets_end_at_the_context() -> None:
+    assert length_buckets(64) == [1, 2, 5, 10, 20, 50]
+    assert length_buckets(1) == [1]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list that the log's lines are appended to."""
+    found: list[str] = []
+    logger = logging.getLogger("pagemill.engine.stats")
+    monkeypatch.setattr(logger, "info", lambda text, *args: found.append(text % args))
+    return found
+
+
+def test_one_line_each_interval_while_work_is_done(lines: list[str]) -> None:
+    clock = Clock()
+    logger = LoggingStatLogger(5.0, clock)
+    step = StepStats(
+        queues=QueueSizes(running=2, waiting=3),
+        kv_cache_usage=0.25,
+        num_prompt_tokens=10,
+        num_generation_tokens=4,
+    )
+    for _ in range(51):
+        logger.record(step)
+        clock.now += 0.2
+    assert len(lines) == 2
+    assert "generation 20.8 tokens/s" in lines[0]
+    for part in ("running 2", "waiting 3", "swapped 0", "25.0%"):
+        assert part in lines[0]
+
+
+def test_a_pause_gives_no_line_and_lowers_no_rate(lines: list[str]) -> None:
+    clock = Clock()
+    logger = LoggingStatLogger(5.0, clock)
+    step = StepStats(queues=QueueSizes(1, 0), kv_cache_usage=0.1, num_generation_tokens=10)
+    for _ in range(26):
+        logger.record(step)
+        clock.now += 0.2
+    assert len(lines) == 1
+    clock.now += 1000.0
+    for _ in range(26):
+        logger.record(step)
+        clock.now += 0.2
+    assert len(lines) == 2
+    assert "generation 52.0 tokens/s" in lines[1]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    actions=st.lists(
+        st.tuples(st.sampled_from(["add", "abort", "step"]), st.integers(0, 5)), max_size=40
+    )
+)
+def test_every_started_request_is_counted_once_at_its_end(actions: list[tuple[str, int]]) -> None:
+    stats = StatsList()
+    engine, _ = make_engine(says("abcd"), stat_loggers=[stats], num_blocks=20)
+    started, live = 0, 0
+    for action, number in actions:
+        if action == "add":
+            live += 1
+            engine.add_request(f"r{live}", "p" * (number + 1), SamplingParams(n=1 + number % 3))
+            started += 1
+        elif action == "abort":
+            engine.abort_request(f"r{max(1, live - number)}")
+        else:
+            engine.step()
+    run(engine)
+    assert sum(len(step.finished) for step in stats.steps) == started
