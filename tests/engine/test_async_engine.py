@@ -136,8 +136,9 @@ def test_a_name_may_be_used_again_as_soon_as_its_stream_was_closed() -> None:
             slow(r.executor)
             params = SamplingParams(temperature=0.0, max_tokens=5, output_kind=DELTA)
             for letter in "abcdefgh":
-                async for _ in r.engine.generate("left behind", params, "same"):
-                    break
+                left = r.engine.generate("left behind", params, "same")
+                await anext(left)
+                await left.aclose()
                 told = [o async for o in r.engine.generate(letter, params, "same")]
                 assert "".join(o.outputs[0].text for o in told) == letter * 5
 
@@ -195,7 +196,9 @@ def test_a_request_can_be_checked_before_it_is_queued() -> None:
     async def body() -> None:
         async with running(says("ok")) as r:
             with pytest.raises(PromptTooLongError):
-                await r.engine.prepare("p", SamplingParams(max_tokens=999), length_rule=LengthRule.STRICT)
+                await r.engine.prepare(
+                    "p", SamplingParams(max_tokens=999), length_rule=LengthRule.STRICT
+                )
             request = await r.engine.prepare("p" * 5000, SamplingParams(truncate_prompt_tokens=3))
             assert request.num_truncated_prompt_tokens == 4997
             assert r.executor.steps == []
@@ -224,7 +227,7 @@ def test_a_dead_engine_ends_every_stream_with_the_reason(caplog: pytest.LogCaptu
                 await collect(r.engine, "p")
             with pytest.raises(EngineDeadError):
                 await r.engine.check_health()
-            assert r.executor.is_shut_down
+        assert r.executor.is_shut_down
 
     play(body())
 

@@ -37,7 +37,13 @@ def process(prompt: Any = "p", rule: LengthRule = LengthRule.CLAMP, **fields: An
 
 
 def test_every_form_of_a_prompt_gives_the_same_tokens() -> None:
-    forms: list[Any] = ["hi", [104, 105], (104, 105), {"prompt": "hi"}, {"prompt_token_ids": [104, 105]}]
+    forms: list[Any] = [
+        "hi",
+        [104, 105],
+        (104, 105),
+        {"prompt": "hi"},
+        {"prompt_token_ids": [104, 105]},
+    ]
     assert {process(form).prompt_token_ids for form in forms} == {(104, 105)}
     both = process({"prompt": "hi", "prompt_token_ids": [1, 2]})
     assert (both.prompt, both.prompt_token_ids) == ("hi", (1, 2))
@@ -92,7 +98,9 @@ def test_the_strict_rule_names_all_three_numbers() -> None:
     for max_tokens in (None, 1):
         made = process([1] * (MAX_MODEL_LEN - 1), LengthRule.STRICT, max_tokens=max_tokens)
         assert made.max_tokens == 1
-    with pytest.raises(PromptTooLongError, match=r"63 tokens and max_tokens is 2, .* 64 tokens") as e:
+    with pytest.raises(
+        PromptTooLongError, match=r"63 tokens and max_tokens is 2, .* 64 tokens"
+    ) as e:
         process([1] * (MAX_MODEL_LEN - 1), LengthRule.STRICT, max_tokens=2)
     assert e.value.param == "max_tokens"
 
@@ -177,7 +185,10 @@ def test_allowed_tokens_that_are_all_bad_words_are_refused() -> None:
     with pytest.raises(RequestError, match="bad_words bans every one") as caught:
         process(allowed_token_ids=[97, 98], bad_words=["a", "b"])
     assert caught.value.param == "allowed_token_ids"
-    assert process(allowed_token_ids=[97, 98], bad_words=["a"]).sampling.allowed_token_ids == (97, 98)
+    assert process(allowed_token_ids=[97, 98], bad_words=["a"]).sampling.allowed_token_ids == (
+        97,
+        98,
+    )
 
 
 def test_min_tokens_with_nothing_but_ends_allowed_is_refused() -> None:
@@ -213,7 +224,9 @@ def test_max_tokens_is_settled() -> None:
     assert process("0123", max_tokens=10**9).max_tokens == MAX_MODEL_LEN - 4
 
 
-def test_seeds_of_unseeded_requests_repeat_with_the_engine_s_seed_and_differ_from_each_other() -> None:
+def test_seeds_of_unseeded_requests_repeat_with_the_engine_s_seed_and_differ_from_each_other() -> (
+    None
+):
     def seeds(engine_seed: int | None) -> list[int]:
         inputs = processor(seed=engine_seed)
         return [inputs.process("x", "p", SamplingParams()).sampling.seed for _ in range(20)]

@@ -300,9 +300,7 @@ def _joined(outputs: list[RequestOutput], n: int) -> list[tuple[str, list[int], 
 @settings(deadline=None, max_examples=60)
 @given(
     said=st.lists(
-        st.lists(
-            st.sampled_from([*b"abc \n", 0xC3, 0xA9, 0xF0, IM_END_ID, EOS_ID]), max_size=14
-        ),
+        st.lists(st.sampled_from([*b"abc \n", 0xC3, 0xA9, 0xF0, IM_END_ID, EOS_ID]), max_size=14),
         min_size=1,
         max_size=3,
     ),
