@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pagemill.device.base import Device
+from typing import TYPE_CHECKING
+
 from pagemill.registry import Registry
+
+if TYPE_CHECKING:
+    from pagemill.device.base import Device
 
 DEVICES: Registry[type[Device]] = Registry(
     "device",

@@ -13,6 +13,7 @@ class Device(Protocol):
     name: str
     torch_device: torch.device
     attention_backend: str  # key of the attention registry
+    default_memory_utilization: float  # share of the available memory to use, 0..1
 
     def available_bytes(self) -> int:
         """Return the memory this process may still take."""

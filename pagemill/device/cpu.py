@@ -17,6 +17,7 @@ class CPUDevice:
 
     name = "cpu"
     attention_backend = "torch"
+    default_memory_utilization = 0.5  # the rest is for everything else on the machine
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
