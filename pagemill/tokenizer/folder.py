@@ -8,6 +8,7 @@ the first that has one winning. Called by `load_tokenizer`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,23 +46,37 @@ def load_folder_tokenizer(path: Path) -> FastTokenizer:
     return wrap_backend(backend, file.parent)
 
 
-def wrap_backend(backend: Backend, folder: Path) -> FastTokenizer:
-    """Join a library tokenizer with the settings that lie in `folder`."""
+def wrap_backend(
+    backend: Backend,
+    folder: Path,
+    *,
+    named: Mapping[str, str] | None = None,
+    adds_bos: bool | None = None,
+) -> FastTokenizer:
+    """Join a library tokenizer with the settings that lie in `folder`.
+
+    `named` and `adds_bos` are what the vocabulary's own format says; the settings win over both.
+    """
     config = _read_json(folder / "tokenizer_config.json")
-    named = special_tokens(config, _read_json(folder / "special_tokens_map.json"))
-    _add_missing_tokens(backend, config, named, folder)
-    if not config:
+    special_map = _read_json(folder / "special_tokens_map.json")
+    tokens = special_tokens(config, special_map, named or {})
+    _add_missing_tokens(backend, config, tokens, folder)
+    if not tokens:
         # A bare tokenizer.json names nothing; what it puts first is its begin token.
         for token in backend.encode("").tokens[:1]:
-            named["bos_token"] = token
-    _obey_add_flags(backend, config, named)
-    settings = TokenizerSettings(str(folder), named, chat_templates(folder, config))
-    return FastTokenizer(backend, settings)
+            tokens["bos_token"] = token
+    _obey_add_flags(backend, {"add_bos_token": adds_bos, **config}, tokens)
+    return FastTokenizer(
+        backend, TokenizerSettings(str(folder), tokens, chat_templates(folder, config))
+    )
 
 
-def special_tokens(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, str]:
-    """Return the special tokens by name; tokenizer_config.json wins over special_tokens_map.json."""
-    named: dict[str, str] = {}
+def special_tokens(
+    config: dict[str, Any], special_map: dict[str, Any], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the special tokens by name: the known ones, over them special_tokens_map.json, over it
+    tokenizer_config.json, where null takes a token away."""
+    named = dict(known)
     extra = config.get("extra_special_tokens")
     for entries in (special_map, extra if isinstance(extra, dict) else {}, config):
         names = entries if entries is extra else _SPECIAL_NAMES
