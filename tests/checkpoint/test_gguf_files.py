@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ FAMILIES = {
 
 
 def build(model_type: str, config: Config) -> Any:
-    settings = {k: v for k, v in config.items() if k not in ("model_type", "dtype")}
+    # A copy: transformers writes into the dictionaries it is given.
+    settings = {k: deepcopy(v) for k, v in config.items() if k not in ("model_type", "dtype")}
     hf_config = transformers.AutoConfig.for_model(model_type, **settings)
     model = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
     return model.float().eval()
