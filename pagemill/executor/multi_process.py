@@ -1,0 +1,222 @@
+"""The worker in a process of its own: messages are pickled over a pipe, one answer a step.
+
+    parent                                  child (spawned)
+    EngineConfig  ------------------------> loads
+                  <------------------------ _Ready(plan) | _Failed(error)
+    SchedulerOutput ----------------------> executes
+                  <------------------------ StepOutput   | _Failed(error)
+    None          ------------------------> ends
+
+The child's stderr comes back over a second pipe: it is passed on as it is, and its last lines are what
+EngineDeadError quotes when the child dies. A parent that dies closes the pipe, which ends the child.
+"""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from pagemill.config import EngineConfig
+from pagemill.errors import EngineDeadError
+from pagemill.log import get_logger, setup_logging
+from pagemill.memory_plan import MemoryPlan
+from pagemill.messages import SchedulerOutput, StepOutput
+from pagemill.worker.worker import Worker
+
+logger = get_logger(__name__)
+
+_SHUTDOWN_TIMEOUT_S = 5.0
+_KEPT_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """The child has loaded."""
+
+    plan: MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """An exception of the child: itself where it can be pickled, and its text in any case."""
+
+    error: BaseException | None
+    text: str
+
+
+class MultiProcessExecutor:
+    """An `Executor` over one `Worker` in a spawned process."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the process and wait until it has loaded. Its errors are raised here, as they are."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child_pipe = context.Pipe()
+        stderr_reader, stderr_writer = context.Pipe(duplex=False)
+        self._process: BaseProcess = context.Process(
+            target=_run_worker,
+            args=(config, child_pipe, stderr_writer),
+            name="pagemill-worker",
+            daemon=True,
+        )
+        self._process.start()
+        child_pipe.close()
+        stderr_writer.close()
+        self._tail = _StderrTail(stderr_reader)
+        self._closed = False
+        self._unread: list[int] = []  # ids of steps whose answer was not taken
+        try:
+            ready = self._receive()
+        except BaseException:
+            self.shutdown()
+            raise
+        assert isinstance(ready, _Ready)
+        self._plan = ready.plan
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Return the plan the KV cache was made by."""
+        return self._plan
+
+    def execute(self, scheduled: SchedulerOutput) -> StepOutput:
+        """Run one step in the child. What the model raises there is raised here."""
+        self.check_health()
+        while self._unread:  # an interrupt came between a step and its answer
+            self._receive()
+        try:
+            self._pipe.send(scheduled)
+        except OSError as error:
+            raise self._dead() from error
+        self._unread.append(scheduled.step_id)
+        result = self._receive()
+        assert isinstance(result, StepOutput) and result.step_id == scheduled.step_id
+        return result
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when the process is gone."""
+        if self._closed:
+            raise EngineDeadError("the executor was shut down; make a new engine")
+        if not self._process.is_alive():
+            raise self._dead()
+
+    def shutdown(self) -> None:
+        """End the process: asked first, then killed."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._pipe.send(None)
+        except OSError:
+            logger.debug("the worker process was gone before it was asked to end")
+        self._process.join(_SHUTDOWN_TIMEOUT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+        self._tail.close()
+
+    def _receive(self) -> _Ready | StepOutput:
+        """Return the child's next message; raise what it failed with."""
+        try:
+            self._pipe.poll(None)  # an interrupt ends this wait, not the reading of half a message
+            message = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._dead() from error
+        if isinstance(message, StepOutput):
+            self._unread.remove(message.step_id)
+        if isinstance(message, _Failed):
+            self._unread.clear()
+            if message.error is not None:
+                raise message.error
+            raise EngineDeadError(f"the worker process failed:\n{message.text}")
+        assert isinstance(message, (_Ready, StepOutput))
+        return message
+
+    def _dead(self) -> EngineDeadError:
+        self._process.join(_SHUTDOWN_TIMEOUT_S)
+        code = self._process.exitcode
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            how += f" ({signal.Signals(-code).name})"
+        self._tail.close()
+        said = "\n".join(self._tail.lines())
+        return EngineDeadError(
+            f"the worker process ended with {how}; " + (f"it last said:\n{said}" if said else
+            "it said nothing (a kill may come from the system running out of memory)")
+        )  # fmt: skip
+
+
+class _StderrTail:
+    """Passes a child's stderr on and remembers its last lines."""
+
+    def __init__(self, reader: Connection) -> None:
+        self._reader = reader
+        self._last: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._thread = threading.Thread(target=self._copy, name="pagemill-stderr", daemon=True)
+        self._thread.start()
+
+    def lines(self) -> list[str]:
+        """Return the last lines."""
+        return list(self._last)
+
+    def close(self) -> None:
+        """Wait until the child has closed its end and all is read."""
+        self._thread.join(_SHUTDOWN_TIMEOUT_S)
+
+    def _copy(self) -> None:
+        rest = ""
+        with self._reader:
+            while chunk := os.read(self._reader.fileno(), 65536):
+                text = chunk.decode("utf-8", "replace")
+                sys.stderr.write(text)
+                sys.stderr.flush()
+                *lines, rest = (rest + text).split("\n")
+                self._last.extend(lines)
+        if rest:
+            self._last.append(rest)
+
+
+def _run_worker(config: EngineConfig, pipe: Connection, stderr: Connection) -> None:
+    """Be the child: load, then answer steps until told to end or the parent is gone."""
+    os.dup2(stderr.fileno(), 2)
+    stderr.close()
+    faulthandler.enable()
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the parent, which ends this process
+    setup_logging()
+    try:
+        worker = Worker(config)
+        pipe.send(_Ready(worker.memory_plan))
+        while (step := pipe.recv()) is not None:
+            pipe.send(_answer(worker, step))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone
+    except Exception as error:
+        pipe.send(_failed(error))
+
+
+def _answer(worker: Worker, step: SchedulerOutput) -> StepOutput | _Failed:
+    try:
+        return worker.execute(step)
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> _Failed:
+    """Wrap an exception; one that does not survive pickling is sent as text."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return _Failed(None, text)
+    return _Failed(error, text)

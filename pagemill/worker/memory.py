@@ -1,0 +1,139 @@
+"""The memory plan: how many KV blocks fit, computed from shapes before anything is loaded.
+
+    available   what the process may still take at start (machine, or cgroup limit)
+    usable      available * gpu_memory_utilization
+    weights     parameters in the model's dtype
+    activations the worst-case step: max_num_batched_tokens tokens of sequences at max_model_len, then
+                max_num_seqs rows of logits and the sampler
+    KV cache    the rest, in whole blocks; or kv_cache_memory_bytes outright
+
+Called by the worker, and by `pagemill plan` with the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pagemill.attention import ATTENTION_BACKENDS
+from pagemill.config import EngineConfig
+from pagemill.device import DEVICES
+from pagemill.errors import CacheTooSmallError
+from pagemill.memory_plan import MemoryPlan
+from pagemill.models.base import CausalLM
+from pagemill.models.loader import build_meta_model
+from pagemill.sampling import sampler
+
+# Flat inputs of one token: ids, positions, slots, owners and their temporaries, int64 each.
+_INPUT_BYTES_PER_TOKEN = 8 * 8
+
+
+def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> MemoryPlan:
+    """Return the plan; `available_bytes` None asks the device.
+
+    Raises CacheTooSmallError when the pool could not hold one request of `max_model_len` tokens.
+    """
+    device = DEVICES.load(config.device.device)()
+    available = device.available_bytes() if available_bytes is None else available_bytes
+    usable = int(available * config.cache.gpu_memory_utilization)
+    model = build_meta_model(config.model)
+    weights = weight_bytes(model)
+    peak = peak_activation_bytes(config, model, device.attention_backend)
+    free = usable - weights - peak
+    if config.cache.kv_cache_memory_bytes is not None:
+        free = config.cache.kv_cache_memory_bytes
+    block_size = config.cache.block_size
+    block_bytes = config.model.shape.kv_bytes_per_token(config.cache.dtype) * block_size
+    num_blocks = _num_blocks(config, free, block_bytes)
+    plan = MemoryPlan(
+        available_bytes=available,
+        usable_bytes=usable,
+        weight_bytes=weights,
+        peak_activation_bytes=peak,
+        kv_cache_bytes=num_blocks * block_bytes,
+        block_bytes=block_bytes,
+        num_blocks=num_blocks,
+        num_tokens=num_blocks * block_size,
+        max_model_len=config.model.max_model_len,
+        num_full_requests=num_blocks * block_size / config.model.max_model_len,
+    )
+    if num_blocks < _blocks_of(config.model.max_model_len, block_size):
+        raise CacheTooSmallError(_too_small(config, plan, max(0, free)))
+    return plan
+
+
+def weight_bytes(model: CausalLM) -> int:
+    """Return the bytes of all parameters and buffers, tied ones once."""
+    assert isinstance(model, torch.nn.Module)
+    tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backend: str) -> int:
+    """Return the temporary memory of the worst-case step.
+
+    The forward pass and the logits with the sampler come one after the other, so the larger counts.
+    """
+    backend = ATTENTION_BACKENDS.load(attention_backend)()
+    tokens = config.scheduler.max_num_batched_tokens
+    seqs = min(config.scheduler.max_num_seqs, tokens)
+    dtype = getattr(torch, config.model.dtype)
+    attention = max(
+        backend.peak_bytes(spec, tokens, seqs, config.model.max_model_len, dtype)
+        for spec in set(model.attention_specs)
+    )
+    forward = model.peak_bytes(tokens, 0) + attention
+    after = model.peak_bytes(tokens, seqs) + sampler.peak_bytes(config.model.shape.vocab_size)
+    return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN
+
+
+def _num_blocks(config: EngineConfig, free: int, block_bytes: int) -> int:
+    """Return the blocks of the pool: no more than max_num_seqs full-length requests can fill."""
+    if config.cache.num_blocks is not None:
+        return config.cache.num_blocks
+    num_blocks = max(0, free) // block_bytes
+    if config.cache.kv_cache_memory_bytes is not None:
+        return num_blocks
+    one = _blocks_of(config.model.max_model_len, config.cache.block_size)
+    return min(num_blocks, config.scheduler.max_num_seqs * one)
+
+
+def _blocks_of(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def _too_small(config: EngineConfig, plan: MemoryPlan, free: int) -> str:
+    need = _blocks_of(plan.max_model_len, config.cache.block_size) * plan.block_bytes
+    text = (
+        f"One request of max_model_len = {plan.max_model_len} tokens needs {_size(need)} of KV cache "
+        f"but {_size(free)} is free"
+    )
+    ways = []
+    if plan.num_tokens:
+        ways.append(f"lower max_model_len to {plan.num_tokens} or less")
+    if config.cache.kv_cache_memory_bytes is not None:
+        text += " (kv_cache_memory_bytes)"
+        ways.append(f"raise kv_cache_memory_bytes to at least {need}")
+    elif config.cache.num_blocks is None:
+        fixed = plan.weight_bytes + plan.peak_activation_bytes
+        text += (
+            f": of {_size(plan.available_bytes)} available, gpu_memory_utilization = "
+            f"{config.cache.gpu_memory_utilization:g} allows {_size(plan.usable_bytes)}, weights take "
+            f"{_size(plan.weight_bytes)} and the worst-case step {_size(plan.peak_activation_bytes)}"
+        )
+        share = math.ceil(100 * (fixed + need) / max(1, plan.available_bytes)) / 100
+        if share <= 1.0:
+            ways.append(f"raise gpu_memory_utilization to {share:g}")
+        ways.append(f"set kv_cache_memory_bytes to at least {need}")
+        if not plan.num_tokens:
+            ways.append("lower max_num_batched_tokens or max_num_seqs for a smaller step")
+    return f"{text}. To fit: {'; or '.join(ways)}."
+
+
+def _size(count: int) -> str:
+    """Return bytes in words, in the largest unit that leaves at least 1."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,76 @@
+"""One rank from configuration to a runner that can execute: device, plan, weights, cache.
+
+Made by the executors, in the engine's process or in its own.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from pagemill.attention import ATTENTION_BACKENDS
+from pagemill.batch.kv_store import KVStore
+from pagemill.checkpoint import open_checkpoint
+from pagemill.config import EngineConfig
+from pagemill.device import DEVICES
+from pagemill.log import get_logger
+from pagemill.memory_plan import MemoryPlan
+from pagemill.messages import SchedulerOutput, StepOutput
+from pagemill.models.loader import load_model
+from pagemill.sampling.sampler import Sampler
+from pagemill.worker.memory import plan_memory
+from pagemill.worker.model_runner import ModelRunner
+
+logger = get_logger(__name__)
+
+
+class Worker:
+    """Loads in the constructor; then runs steps."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Plan first, so that a cache too small is an error before the weights are read."""
+        device = DEVICES.load(config.device.device)()
+        device.configure(config.device.num_threads)
+        self._plan = plan_memory(config, device.available_bytes())
+        start = time.perf_counter()
+        dummy = config.model.load_format == "dummy"
+        model = load_model(
+            config.model,
+            device=device.torch_device,
+            checkpoint=None if dummy else open_checkpoint(config.model.path),
+        )
+        logger.info("loaded %s in %.1f s", config.model.model, time.perf_counter() - start)
+        for line in self._plan.lines():
+            logger.info(line)
+        backend = ATTENTION_BACKENDS.load(device.attention_backend)()
+        self.kv = KVStore(
+            backend,
+            model.attention_specs,
+            num_blocks=self._plan.num_blocks,
+            block_size=config.cache.block_size,
+            dtype=getattr(torch, config.cache.dtype),
+            device=device.torch_device,
+        )
+        sampler = Sampler(
+            dtype=config.model.dtype,
+            logprobs_mode=config.model.logprobs_mode,
+            logits_processors=config.model.logits_processors,
+        )
+        self._runner = ModelRunner(
+            model,
+            backend,
+            self.kv,
+            sampler,
+            device,
+            max_logit_rows=config.scheduler.max_num_seqs,
+        )
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Return the plan the KV cache was made by."""
+        return self._plan
+
+    def execute(self, step: SchedulerOutput) -> StepOutput:
+        """Run one step."""
+        return self._runner.execute(step)
