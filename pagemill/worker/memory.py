@@ -16,7 +16,7 @@ import math
 
 import torch
 
-from pagemill.attention import ATTENTION_BACKENDS
+from pagemill.attention import BACKENDS
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
 from pagemill.errors import CacheTooSmallError
@@ -75,7 +75,7 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backe
 
     The forward pass and the logits with the sampler come one after the other, so the larger counts.
     """
-    backend = ATTENTION_BACKENDS.load(attention_backend)()
+    backend = BACKENDS.load(attention_backend)()
     tokens = config.scheduler.max_num_batched_tokens
     seqs = min(config.scheduler.max_num_seqs, tokens)
     dtype = getattr(torch, config.model.dtype)

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from pagemill.attention import ATTENTION_BACKENDS
+from pagemill.attention import BACKENDS
 from pagemill.batch.kv_store import KVStore
 from pagemill.checkpoint import open_checkpoint
 from pagemill.config import EngineConfig
@@ -43,7 +43,7 @@ class Worker:
         logger.info("loaded %s in %.1f s", config.model.model, time.perf_counter() - start)
         for line in self._plan.lines():
             logger.info(line)
-        backend = ATTENTION_BACKENDS.load(device.attention_backend)()
+        backend = BACKENDS.load(device.attention_backend)()
         self.kv = KVStore(
             backend,
             model.attention_specs,
