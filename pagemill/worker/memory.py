@@ -78,8 +78,8 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backe
     backend = BACKENDS.load(attention_backend)()
     tokens = config.scheduler.max_num_batched_tokens
     seqs = min(config.scheduler.max_num_seqs, tokens)
-    dtype = getattr(torch, config.model.dtype)
-    attention = max(
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    attention: int = max(
         backend.peak_bytes(spec, tokens, seqs, config.model.max_model_len, dtype)
         for spec in set(model.attention_specs)
     )

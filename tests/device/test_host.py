@@ -1,0 +1,112 @@
+"""Memory and cores under cgroup limits of both versions, from made-up /proc and /sys trees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pagemill.device import host
+from pagemill.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def tree(root: Path, files: dict[str, str]) -> tuple[Path, Path]:
+    """Write files below root and return its proc and cgroup folders."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root / "proc", root / "cgroup"
+
+
+MACHINE = {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {16 * GIB // 1024} kB\n"}
+
+
+def test_machine_memory_without_cgroups(tmp_path: Path) -> None:
+    assert host.available_bytes(*tree(tmp_path, MACHINE)) == 16 * GIB
+
+
+def test_tightest_group_of_version_2_counts_less_what_is_used(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/pod/box\n",
+        "cgroup/pod/box/memory.max": "max\n",
+        "cgroup/pod/box/memory.current": f"{GIB}\n",
+        "cgroup/pod/memory.max": f"{8 * GIB}\n",
+        "cgroup/pod/memory.current": f"{5 * GIB}\n",
+        "cgroup/pod/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file {GIB}\n",
+        "cgroup/memory.stat": "anon 1\n",
+    }
+    assert host.available_bytes(*tree(tmp_path, MACHINE | files)) == 5 * GIB
+
+
+def test_container_sees_its_group_at_the_mount(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/somewhere/on/the/host\n",
+        "cgroup/memory.max": f"{2 * GIB}\n",
+        "cgroup/memory.current": f"{GIB}\n",
+    }
+    assert host.available_bytes(*tree(tmp_path, MACHINE | files)) == GIB
+
+
+def test_version_1_limits_count(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "5:memory:/box\n3:cpu,cpuacct:/box\n",
+        "cgroup/memory/box/memory.limit_in_bytes": f"{4 * GIB}\n",
+        "cgroup/memory/box/memory.usage_in_bytes": f"{2 * GIB}\n",
+        "cgroup/memory/box/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\n",
+        "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "cgroup/memory/memory.usage_in_bytes": f"{2 * GIB}\n",
+    }
+    assert host.available_bytes(*tree(tmp_path, MACHINE | files)) == 3 * GIB
+
+
+def test_over_its_limit_means_nothing_left(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "cgroup/memory.max": "100\n",
+        "cgroup/memory.current": "150\n",
+    }
+    assert host.available_bytes(*tree(tmp_path, MACHINE | files)) == 0
+
+
+def test_real_machine_has_memory_and_cores() -> None:
+    assert host.available_bytes() > 1 << 20
+    assert host.num_threads(None) >= 1
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "100000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "50000 100000\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/\n",
+                "cgroup/cpu,cpuacct/cpu.cfs_quota_us": "100000\n",
+                "cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "max 100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_threads_follow_the_quota(tmp_path: Path, files: dict[str, str], cores: int | None) -> None:
+    affinity = getattr(os, "sched_getaffinity", None)
+    everything = len(affinity(0)) if affinity else os.cpu_count()
+    assert host.num_threads(None, *tree(tmp_path, MACHINE | files)) == (cores or everything)
+
+
+def test_omp_num_threads_wins() -> None:
+    assert host.num_threads("3") == 3
+    assert host.num_threads("4,2") == 4
+    assert host.num_threads(" ") == host.num_threads(None)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_bad_omp_num_threads_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{text}'"):
+        host.num_threads(text)
