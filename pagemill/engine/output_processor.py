@@ -318,8 +318,16 @@ class OutputProcessor:
                 num_cached_tokens=state.num_cached_tokens,
                 error=state.error,
                 num_truncated_prompt_tokens=request.num_truncated_prompt_tokens,
+                num_discarded_tokens=self._num_discarded(state, samples),
             )
         )
+
+    def _num_discarded(self, state: _Request, shown: list[tuple[int, _Sample]]) -> int:
+        """Return how many tokens the samples made that best_of leaves out."""
+        if not state.ranked:
+            return 0
+        made = sum(len(sample.token_ids) for sample in state.samples)
+        return made - sum(len(sample.token_ids) for _, sample in shown)
 
     def _samples_to_show(self, state: _Request) -> list[tuple[int, _Sample]]:
         """Return the samples of this output with the index each is shown under."""

@@ -106,7 +106,7 @@ class Serving:
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise ApiError(
-                "this server was started with --skip-tokenizer-init: it reads token ids only",
+                "this server was started with --skip-tokenizer-init: give prompt as token ids",
                 param="prompt",
             )
         return tokenizer
