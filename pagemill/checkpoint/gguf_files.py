@@ -57,7 +57,7 @@ class GGUFCheckpoint:
         if self._file.path.stat().st_size < self._file.size_bytes:
             raise CheckpointError(f"{self.path} became shorter while it was open; load it again")
         # Private pages: torch wants writable memory, and a write must never reach the file.
-        mapped = np.memmap(self.path, dtype=np.uint8, mode="c")
+        mapped = np.asarray(np.memmap(self.path, dtype=np.uint8, mode="c"))
         for entry in self._renamed:
             source = self._file.tensors[entry.source]
             raw = mapped[source.offset : source.offset + source.size_bytes]
