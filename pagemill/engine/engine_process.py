@@ -167,7 +167,7 @@ def _read(
             message = connection.recv()
         except (EOFError, OSError):
             code = child.wait()
-            deliver(EngineDead(f"the engine process is gone ({_exit_text(code)})"))
+            deliver(EngineDead(f"its process has ended ({_exit_text(code)})"))
             return
         deliver(message)
 

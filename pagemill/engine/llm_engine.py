@@ -70,8 +70,6 @@ class LLMEngine:
         for note in config.notes:
             logger.info("%s", note)
         executor = EXECUTORS.load(config.parallel.executor)(config)
-        for line in executor.memory_plan.lines():
-            logger.info("%s", line)
         if stat_loggers is None:
             stat_loggers = make_stat_loggers(config, executor.memory_plan)
         return cls(config, executor, tokenizer, stat_loggers=stat_loggers)

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+# Attention backends whose bits depend on the batch -> what still holds with them.
+_REFERENCE_KERNELS = {
+    "torch": "plain torch; greedy tokens in float32 do not depend on the batch, other results may in "
+    "their last bits",
+}
 # vLLM's names of the executors.
 _EXECUTOR_NAMES = {None: "in_process", "uni": "in_process", "mp": "multi_process"}
 
@@ -226,6 +231,9 @@ def _device(
 ) -> DeviceConfig:
     if args.device == "auto":
         notes.say("device", name, reason)
+    kernels = _REFERENCE_KERNELS.get(device.attention_backend)
+    if kernels is not None:
+        notes.say("kernels", device.attention_backend, kernels)
     num_threads = args.num_threads
     if num_threads is None:
         num_threads = device.default_num_threads()

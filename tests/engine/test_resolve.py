@@ -1,0 +1,221 @@
+"""Every "auto" is settled once, with a reason; what is wrong is named with its value and range."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagemill.engine.resolve import resolve, resolve_engine
+from pagemill.engine_args import EngineArgs
+from pagemill.errors import CheckpointError, ConfigError, NotSupportedError, UnknownNameError
+from tests.fakes.fake_model import save_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"), max_position=512)
+
+
+def changed(folder: Path, to: Path, name: str = "config.json", **keys: Any) -> Path:
+    """Copy a model folder with some keys of one of its JSON files replaced."""
+    to.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    old = json.loads((folder / name).read_text())
+    (to / name).write_text(json.dumps({**old, **keys}))
+    return to
+
+
+def args(folder: Path, **fields: Any) -> EngineArgs:
+    return EngineArgs(model=str(folder), **fields)
+
+
+def test_every_auto_is_settled_with_its_reason(folder: Path) -> None:
+    config = resolve(args(folder))
+    assert config.model.max_model_len == 512
+    assert (config.model.dtype, config.model.load_format) == ("float32", "safetensors")
+    assert config.cache.block_size == 16
+    assert (config.cache.dtype, config.cache.gpu_memory_utilization) == ("float32", 0.5)
+    assert (config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs) == (2048, 256)
+    assert (config.device.device, config.parallel.executor) == ("cpu", "in_process")
+    assert config.device.num_threads >= 1
+    notes = "\n".join(config.notes)
+    for name in ("dtype", "max_model_len", "block_size", "max_num_seqs", "num_threads", "device"):
+        assert f"{name} = " in notes
+    assert all(": " in note for note in config.notes)
+
+
+def test_what_is_given_is_taken_and_not_noted(folder: Path) -> None:
+    config = resolve(
+        args(
+            folder, max_model_len=100, block_size=32, max_num_seqs=3, max_num_batched_tokens=50,
+            dtype="float", num_threads=1, gpu_memory_utilization=0.25, kv_cache_memory_bytes=10**6,
+            distributed_executor_backend="mp", served_model_name="tiny", seed=5,
+        )
+    )  # fmt: skip
+    assert (config.model.max_model_len, config.cache.block_size) == (100, 32)
+    assert (config.model.dtype, config.model.served_model_name) == ("float32", "tiny")
+    assert (config.parallel.executor, config.model.seed) == ("multi_process", 5)
+    assert not any(note.startswith(("block_size", "max_model_len", "dtype")) for note in config.notes)
+
+
+def test_few_tokens_a_step_mean_few_sequences(folder: Path) -> None:
+    assert resolve(args(folder, max_num_batched_tokens=7)).scheduler.max_num_seqs == 7
+
+
+def test_half_precision_becomes_bfloat16_on_cpu_and_is_refused_when_asked_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    half = changed(folder, tmp_path, torch_dtype="float16")
+    config = resolve(args(half))
+    assert config.model.dtype == "bfloat16"
+    assert any(n.startswith("dtype = bfloat16") and "float16" in n for n in config.notes)
+    for name in ("float16", "half"):
+        with pytest.raises(ConfigError, match="bfloat16"):
+            resolve(args(half, dtype=name))
+
+
+def test_dtype_may_stand_under_its_new_name(folder: Path, tmp_path: Path) -> None:
+    new = changed(folder, tmp_path, torch_dtype=None, dtype="bfloat16")
+    assert resolve(args(new)).model.dtype == "bfloat16"
+
+
+def test_a_length_over_the_checkpoint_s_is_refused_with_both_numbers(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len is 513,.* 512 tokens"):
+        resolve(args(folder, max_model_len=513))
+
+
+def test_keys_of_the_config_can_be_replaced(folder: Path) -> None:
+    config = resolve(args(folder, hf_overrides={"max_position_embeddings": 1024}))
+    assert config.model.max_model_len == 1024
+    assert any("hf_overrides" in note for note in config.notes)
+
+
+def test_end_tokens_are_the_union_of_all_three_sources(folder: Path, tmp_path: Path) -> None:
+    one = changed(folder, tmp_path / "a", eos_token_id=11)
+    two = changed(one, tmp_path / "b", "generation_config.json", eos_token_id=[12, 13, -1, 9999])
+    assert resolve(args(two)).model.eos_token_ids == (11, 12, 13, 257)
+    with_ids = resolve(args(two, generation_config="pagemill")).model.eos_token_ids
+    assert with_ids == (11, 12, 13, 257)  # the sampling defaults are off, not the end tokens
+
+
+def test_a_broken_end_token_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        resolve(args(changed(folder, tmp_path, eos_token_id="</s>")))
+
+
+def test_overriding_one_sampling_default_keeps_the_others(folder: Path, tmp_path: Path) -> None:
+    made = changed(
+        folder, tmp_path, "generation_config.json",
+        temperature=0.6, top_k=20, max_new_tokens=99, do_sample=True, pad_token_id=3,
+    )  # fmt: skip
+    config = resolve(args(made))
+    assert config.model.generation_config == {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
+    config = resolve(args(made, override_generation_config={"temperature": 0.1, "top_p": 0.5}))
+    assert config.model.generation_config == {
+        "temperature": 0.1, "top_k": 20, "top_p": 0.5, "max_tokens": 99,
+    }  # fmt: skip
+    assert resolve(args(made, generation_config="pagemill")).model.generation_config == {}
+    other = changed(folder, tmp_path / "o", "generation_config.json", top_p=0.3)
+    config = resolve(args(made, generation_config=str(other)))
+    assert config.model.generation_config == {"top_p": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"override_generation_config": {"temprature": 1}}, "temprature"),
+        ({"override_generation_config": {"top_p": 7}}, "top_p is 7"),
+        ({"generation_config": "/no/such/folder"}, "generation_config"),
+    ],
+)
+def test_wrong_sampling_defaults_are_refused(folder: Path, fields: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(args(folder, **fields))
+
+
+BAD = [
+    ("max_model_len", 0), ("max_model_len", 1.5), ("max_model_len", "many"), ("max_num_seqs", 0),
+    ("max_num_seqs", True), ("max_num_batched_tokens", -1), ("block_size", 3), ("block_size", 512),
+    ("block_size", True), ("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.5),
+    ("gpu_memory_utilization", float("nan")), ("kv_cache_memory_bytes", 0), ("num_threads", 0),
+    ("max_logprobs", -2), ("max_logprobs", None), ("seed", 2**63), ("seed", "x"),
+    ("dtype", "int4"), ("load_format", "zip"), ("kv_cache_dtype", "fp8"), ("tokenizer_mode", "fast"),
+    ("logprobs_mode", "raw"), ("log_stats_interval_s", 0), ("metrics_prefix", "a b"),
+    ("metrics_prefix", ""), ("model", ""), ("hf_overrides", [1]), ("logits_processors", "a:b"),
+    ("logits_processors", ["no colon"]), ("debug", 1), ("served_model_name", 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(EngineArgs(**{"model": str(folder), name: value}))
+    assert str(caught.value).startswith(f"{name} is {value!r}")
+    assert "must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("enable_prefix_caching", True), ("swap_space", 1.0), ("tensor_parallel_size", 2),
+     ("enable_lora", True), ("speculative_config", {}), ("quantization", "awq"),
+     ("trust_remote_code", True), ("limit_mm_per_prompt", {"image": 1}),
+     ("enable_chunked_prefill", False)],
+)  # fmt: skip
+def test_a_feature_that_is_not_there_is_refused_by_name(folder: Path, name: str, value: Any) -> None:
+    with pytest.raises(NotSupportedError, match=name):
+        resolve(args(folder, **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "known"),
+    [("scheduling_policy", "random", "fcfs"), ("device", "abacus", "cpu"),
+     ("distributed_executor_backend", "ray", "in_process")],
+)  # fmt: skip
+def test_an_unknown_name_lists_the_known_ones(
+    folder: Path, name: str, value: str, known: str
+) -> None:
+    with pytest.raises(UnknownNameError, match=f"{value}.*{known}"):
+        resolve(args(folder, **{name: value}))
+
+
+def test_an_unknown_model_type_lists_the_known_ones(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="llamma.*llama"):
+        resolve(args(changed(folder, tmp_path, model_type="llamma")))
+    with pytest.raises(CheckpointError, match="model_type"):
+        resolve(args(changed(folder, tmp_path, model_type=None)))
+
+
+def test_a_model_that_is_not_there_says_what_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        resolve(EngineArgs(model=str(tmp_path / "nowhere" / "at" / "all")))
+
+
+def test_the_format_must_be_what_lies_there(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="load_format is 'gguf'.*safetensors"):
+        resolve(args(folder, load_format="gguf"))
+    assert resolve(args(folder, load_format="dummy")).model.load_format == "dummy"
+
+
+def test_the_tokenizer_may_lie_elsewhere_or_be_left_out(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes((folder / "tokenizer.json").read_bytes())
+    config, tokenizer = resolve_engine(args(folder, tokenizer=str(file)))
+    assert config.model.tokenizer == str(file)
+    assert tokenizer is not None
+    assert tokenizer.encode("A") == [65]
+    config, tokenizer = resolve_engine(args(folder, skip_tokenizer_init=True))
+    assert tokenizer is None
+    assert config.model.eos_token_ids == (257,)
+
+
+def test_importing_the_engine_brings_no_torch() -> None:
+    rooms = "async_engine, engine_process, llm_engine, resolve, input_processor, prometheus"
+    code = f"import sys; from pagemill.engine import {rooms}; import pagemill.llm; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
