@@ -11,6 +11,8 @@ from typing import Any
 
 # Element sizes in bytes of the dtypes a model or cache may have.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The executor whose worker runs in the engine's own process, so that functions can reach it.
+IN_PROCESS = "in_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

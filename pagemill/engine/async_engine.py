@@ -13,7 +13,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
-from pagemill.config import EngineConfig
+from pagemill.config import IN_PROCESS, EngineConfig
 from pagemill.engine.engine_loop import Abort, EngineDead, EngineHome, FromEngine, StepNews
 from pagemill.engine.input_processor import InputProcessor, LengthRule
 from pagemill.engine.stat_loggers import make_stat_loggers
@@ -65,7 +65,12 @@ class AsyncLLMEngine:
     ) -> None:
         self._home = home
         self._tokenizer = tokenizer
-        self._inputs = InputProcessor(home.config.model, home.config.scheduler, tokenizer)
+        self._inputs = InputProcessor(
+            home.config.model,
+            home.config.scheduler,
+            tokenizer,
+            shares_process=home.shares_process and home.config.parallel.executor == IN_PROCESS,
+        )
         if stat_loggers is None:
             stat_loggers = make_stat_loggers(home.config, home.memory_plan)
         self._stat_loggers = tuple(stat_loggers)

@@ -100,6 +100,8 @@ class StatsCollector:
 class EngineHome(Protocol):
     """Where an engine lives, as `AsyncLLMEngine` sees it."""
 
+    shares_process: bool  # the engine runs in this process
+
     @property
     def config(self) -> EngineConfig: ...
 

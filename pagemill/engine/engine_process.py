@@ -77,6 +77,8 @@ def make_home(args: EngineArgs) -> tuple[ProcessHome, Tokenizer | None]:
 class ProcessHome:
     """Starts the child in the constructor; `wait_ready` returns when it has loaded."""
 
+    shares_process = False
+
     def __init__(self, args: EngineArgs) -> None:
         own, theirs = socket.socketpair()
         with theirs:

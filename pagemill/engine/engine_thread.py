@@ -35,6 +35,8 @@ def make_home(args: EngineArgs) -> tuple[ThreadHome, Tokenizer | None]:
 class ThreadHome:
     """Runs the loop of a loaded engine in a thread."""
 
+    shares_process = True
+
     def __init__(self, engine: LLMEngine, stats: StatsCollector) -> None:
         self._engine = engine
         self._stats = stats

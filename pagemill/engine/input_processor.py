@@ -56,12 +56,21 @@ class _Prompt:
 
 
 class InputProcessor:
-    """Turns prompts and `SamplingParams` into `EngineRequest`s."""
+    """Turns prompts and `SamplingParams` into `EngineRequest`s.
+
+    `shares_process`: the worker runs in this process, so a request may bring functions.
+    """
 
     def __init__(
-        self, model: ModelConfig, scheduler: SchedulerConfig, tokenizer: Tokenizer | None
+        self,
+        model: ModelConfig,
+        scheduler: SchedulerConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        shares_process: bool = True,
     ) -> None:
         self._model = model
+        self._shares_process = shares_process
         self._policy = scheduler.policy
         self._tokenizer = tokenizer
         self._num_unseeded = 0
@@ -120,6 +129,13 @@ class InputProcessor:
             raise RequestError(
                 f"sampling_params is {type(params).__name__}; it must be SamplingParams or None",
                 param="sampling_params",
+            )
+        if own.logits_processors and not self._shares_process:
+            raise RequestError(
+                "logits_processors are functions of this process, and the worker runs in another; "
+                "name them at the start with the engine argument logits_processors, or run the "
+                "worker in this process",
+                param="logits_processors",
             )
         if self._tokenizer is None:
             for name in ("stop", "bad_words"):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from pagemill.config import EngineConfig
+from pagemill.config import IN_PROCESS, EngineConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.engine.input_processor import InputProcessor
 from pagemill.engine.output_processor import OutputProcessor, ProcessedStep
@@ -53,7 +53,12 @@ class LLMEngine:
             num_blocks=plan.num_blocks,
             max_model_len=config.model.max_model_len,
         )
-        self._inputs = InputProcessor(config.model, config.scheduler, tokenizer)
+        self._inputs = InputProcessor(
+            config.model,
+            config.scheduler,
+            tokenizer,
+            shares_process=config.parallel.executor == IN_PROCESS,
+        )
         self._outputs = OutputProcessor(tokenizer)
         self._stat_loggers = list(stat_loggers)
         self._dead: str | None = None

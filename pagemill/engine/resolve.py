@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagemill.checkpoint import checkpoint_format, locate, read_configs
 from pagemill.config import (
+    IN_PROCESS,
     CacheConfig,
     DeviceConfig,
     EngineConfig,
@@ -46,7 +47,7 @@ _REFERENCE_KERNELS = {
     "their last bits",
 }
 # vLLM's names of the executors.
-_EXECUTOR_NAMES = {None: "in_process", "uni": "in_process", "mp": "multi_process"}
+_EXECUTOR_NAMES = {None: IN_PROCESS, "uni": IN_PROCESS, "mp": "multi_process"}
 
 
 @dataclass(slots=True)

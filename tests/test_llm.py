@@ -1,0 +1,273 @@
+"""`LLM` with a real (tiny) model: order, defaults, bad input, chat, metrics."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagemill import LLM, SamplingParams
+from pagemill.errors import (
+    CacheTooSmallError,
+    EngineDeadError,
+    NotSupportedError,
+    PromptTooLongError,
+    RequestError,
+)
+from pagemill.sampling_params import RequestOutputKind
+from tests.fakes.fake_model import save_tiny_llama
+
+ARGS: dict[str, Any] = {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 20, "num_threads": 1}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), debug=True, **ARGS) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(llm: LLM) -> Iterator[None]:
+    """After every test, whatever it did, nothing is queued and a plain request answers."""
+    yield
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+    gauges = {m.name: m.value for m in llm.get_metrics() if m.kind == "gauge"}
+    assert gauges["pagemill:num_requests_running"] == 0
+    assert gauges["pagemill:kv_cache_usage_perc"] == 0
+    assert len(llm.generate("plain", GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["a" * n for n in (60, 3, 40, 1)]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [o.prompt for o in outputs] == prompts
+    assert all(o.finished for o in outputs)
+
+
+def test_every_form_of_prompts_is_read(llm: LLM) -> None:
+    forms: list[Any] = ["hi", ["hi"], [104, 105], [[104, 105]], {"prompt": "hi"},
+                        [{"prompt_token_ids": [104, 105]}], ("hi",)]  # fmt: skip
+    answers = {llm.generate(form, GREEDY, use_tqdm=False)[0].outputs[0].text for form in forms}
+    assert len(answers) == 1
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0.0, max_tokens=n) for n in (2, 5, 3)]
+    outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [2, 5, 3]
+
+
+def test_the_kind_of_output_does_not_matter_here(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, output_kind=RequestOutputKind.DELTA)
+    (output,) = llm.generate("abc", params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 8
+    assert params.output_kind is RequestOutputKind.DELTA
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        (["ok", [999]], GREEDY, "999"),
+        (["ok", ""], GREEDY, "empty"),
+        ([], GREEDY, "empty"),
+        ([[]], GREEDY, "empty"),
+        ("", GREEDY, "empty"),
+        (["ok", "b" * 500], GREEDY, "500 tokens.*128 tokens"),
+        (["a", "b"], [GREEDY], "1 entries for 2 prompts"),
+        (["a", 7], GREEDY, "int"),
+        (7, GREEDY, "int"),
+        ("a", {"temperature": 1}, "sampling_params"),
+        (["a", "b"], [GREEDY, SamplingParams(stop_token_ids=[-1])], "stop_token_ids"),
+        (["a", "b"], [GREEDY, SamplingParams(logprobs=21)], "logprobs is 21"),
+    ],
+)
+def test_one_bad_prompt_of_the_list_leaves_nothing_queued(
+    llm: LLM, prompts: Any, params: Any, words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_bad_lists_of_priorities_are_refused(llm: LLM) -> None:
+    for priority in ([1], [0, 1]):
+        with pytest.raises(RequestError, match="priority"):
+            llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=priority)
+
+
+def test_adapters_are_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(NotSupportedError, match="lora_request"):
+        llm.generate("a", GREEDY, lora_request=object(), use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_an_unknown_argument_names_the_nearest_known_one(folder: Path) -> None:
+    with pytest.raises(TypeError, match="'max_model_length'.*'max_model_len'"):
+        LLM(str(folder), max_model_length=5)
+    with pytest.raises(NotSupportedError, match="enable_lora"):
+        LLM(str(folder), enable_lora=True)
+
+
+def test_a_length_that_does_not_fit_the_pool_says_what_fits(folder: Path) -> None:
+    with pytest.raises(CacheTooSmallError, match=r"max_model_len.*\b48\b"):
+        LLM(str(folder), max_model_len=512, kv_cache_memory_bytes=30_000, num_threads=1)
+
+
+def test_a_script_that_samples_says_the_same_each_time(folder: Path) -> None:
+    def run(**fields: Any) -> list[tuple[str, int | None]]:
+        with LLM(str(folder), **ARGS, **fields) as llm:
+            outputs = llm.generate(["a", "a"], SamplingParams(max_tokens=12, n=2), use_tqdm=False)
+            return [(sample.text, sample.seed) for o in outputs for sample in o.outputs]
+
+    assert run() == run()
+    assert run() != run(seed=1)
+    assert len(set(run())) == 4  # equal prompts and samples of one prompt differ
+
+
+def test_a_reported_seed_repeats_the_sample(llm: LLM) -> None:
+    (first,) = llm.generate("once", SamplingParams(max_tokens=12), use_tqdm=False)
+    seed = first.outputs[0].seed
+    (again,) = llm.generate("once", SamplingParams(max_tokens=12, seed=seed), use_tqdm=False)
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_the_model_s_sampling_defaults_hold_without_parameters(folder: Path) -> None:
+    override = {"temperature": 0.0, "max_tokens": 3}
+    with LLM(str(folder), override_generation_config=override, **ARGS) as llm:
+        assert llm.get_default_sampling_params().temperature == 0.0
+        (output,) = llm.generate("a", use_tqdm=False)
+        assert output.outputs[0].token_ids == (
+            llm.generate("a", SamplingParams(temperature=0.0, max_tokens=3), use_tqdm=False)[0]
+            .outputs[0]
+            .token_ids
+        )
+
+
+def test_chat_renders_the_template_with_one_begin_token(llm: LLM) -> None:
+    turn = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(turn, GREEDY, use_tqdm=False)
+    assert output.prompt == "<bos><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert output.prompt_token_ids.count(256) == 1
+    (same,) = llm.generate(output.prompt, GREEDY, use_tqdm=False)
+    assert same.prompt_token_ids == output.prompt_token_ids
+    assert same.outputs[0].text == output.outputs[0].text
+
+
+def test_several_conversations_are_answered_in_order(llm: LLM) -> None:
+    turns = [[{"role": "user", "content": word}] for word in ("one", "two")]
+    outputs = llm.chat(turns, GREEDY, use_tqdm=False, chat_template="{{ messages[0].content }}")
+    assert [o.prompt for o in outputs] == ["one", "two"]
+
+
+def test_a_chat_without_parameters_may_fill_the_context(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False)
+    length = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
+    assert output.outputs[0].finish_reason == "stop" or length == 128
+
+
+@pytest.mark.parametrize("messages", [[], "hi", None, [7]])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match="messages"):
+        llm.chat(messages, GREEDY, use_tqdm=False)
+
+
+def test_the_template_s_own_complaint_is_passed_on(llm: LLM) -> None:
+    template = "{{ raise_exception('no system role here') }}"
+    with pytest.raises(RequestError, match="no system role here"):
+        llm.chat([{"role": "user", "content": "x"}], GREEDY, chat_template=template, use_tqdm=False)
+
+
+def test_a_raising_logits_processor_breaks_its_own_request_alone(llm: LLM) -> None:
+    def broken(token_ids: list[int], logits: Any) -> Any:
+        raise KeyError("broken")
+
+    params = [GREEDY, SamplingParams(max_tokens=4, logits_processors=[broken])]
+    good, bad = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert good.outputs[0].finish_reason == "length"
+    assert bad.outputs[0].finish_reason == "error"
+    assert "broken" in (bad.error or "")
+
+
+def test_a_bar_of_the_caller_s_own_is_filled(llm: LLM) -> None:
+    class Bar:
+        def __init__(self, **fields: Any) -> None:
+            self.total, self.done, self.closed, self.postfix = fields["total"], 0, False, ""
+            bars.append(self)
+
+        def update(self, number: int) -> None:
+            self.done += number
+
+        def close(self) -> None:
+            self.closed = True
+
+    bars: list[Bar] = []
+    llm.generate(["a", "b", "c"], GREEDY, use_tqdm=Bar)
+    assert (bars[0].total, bars[0].done, bars[0].closed) == (3, 3, True)
+    assert "toks/s" in bars[0].postfix
+
+
+def test_the_bar_shows_rates(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    assert "est. speed input" in shown
+
+
+def test_ctrl_c_ends_cleanly_between_steps(llm: LLM) -> None:
+    def press() -> None:
+        while not llm.llm_engine.has_unfinished_requests():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    long = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100):
+            llm.generate(["a", "b"] * 20, long, use_tqdm=False)
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_metrics_count_what_was_done(folder: Path) -> None:
+    with LLM(str(folder), **ARGS) as llm:
+        llm.generate(["abc", "de"], GREEDY, use_tqdm=False)
+        found = {m.name: m.value for m in llm.get_metrics()}
+        assert found["pagemill:prompt_tokens"] == 5
+        assert found["pagemill:generation_tokens"] == 16
+    with LLM(str(folder), disable_log_stats=True, **ARGS) as llm:
+        llm.generate("abc", GREEDY, use_tqdm=False)
+        assert llm.get_metrics() == []
+
+
+def test_a_shut_down_engine_says_so(folder: Path) -> None:
+    llm = LLM(str(folder), **ARGS)
+    llm.shutdown()
+    llm.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        llm.generate("a", GREEDY, use_tqdm=False)
+
+
+def test_the_worker_may_run_in_its_own_process(llm: LLM, folder: Path) -> None:
+    prompts = ["one", "and another"]
+    with LLM(str(folder), distributed_executor_backend="mp", **ARGS) as other:
+        with pytest.raises(RequestError, match="logits_processors"):
+            other.generate("a", SamplingParams(logits_processors=[print]), use_tqdm=False)
+        theirs = other.generate(prompts, GREEDY, use_tqdm=False)
+    ours = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in ours] == [o.outputs[0].token_ids for o in theirs]
+
+
+def test_a_prompt_over_the_context_is_its_own_kind_of_error(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError):
+        llm.generate("x" * 128, GREEDY, use_tqdm=False)
