@@ -236,15 +236,23 @@ def _final_only(params: SamplingParams) -> SamplingParams:
 
 
 def _conversations(messages: Any) -> list[Sequence[Message]]:
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise RequestError(
-            "messages must be a conversation (a non-empty list of {'role', 'content'} dicts) or a list "
-            "of conversations",
-            param="messages",
-        )
-    if isinstance(messages[0], Mapping):
-        return [messages]
-    return list(messages)
+    if isinstance(messages, (list, tuple)) and messages:
+        found = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        if all(_is_conversation(one) for one in found):
+            return found
+    raise RequestError(
+        "messages must be a conversation (a non-empty list of {'role', 'content'} dicts) or a list of "
+        "conversations",
+        param="messages",
+    )
+
+
+def _is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(message, Mapping) for message in value)
+    )
 
 
 @contextmanager

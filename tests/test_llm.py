@@ -175,7 +175,9 @@ def test_a_chat_without_parameters_may_fill_the_context(llm: LLM) -> None:
     assert output.outputs[0].finish_reason == "stop" or length == 128
 
 
-@pytest.mark.parametrize("messages", [[], "hi", None, [7]])
+@pytest.mark.parametrize(
+    "messages", [[], "hi", None, [7], [[]], [{"role": "user", "content": "x"}, 7]]
+)
 def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
     with pytest.raises(RequestError, match="messages"):
         llm.chat(messages, GREEDY, use_tqdm=False)

@@ -61,7 +61,9 @@ def test_what_is_given_is_taken_and_not_noted(folder: Path) -> None:
     assert (config.model.max_model_len, config.cache.block_size) == (100, 32)
     assert (config.model.dtype, config.model.served_model_name) == ("float32", "tiny")
     assert (config.parallel.executor, config.model.seed) == ("multi_process", 5)
-    assert not any(note.startswith(("block_size", "max_model_len", "dtype")) for note in config.notes)
+    assert not any(
+        note.startswith(("block_size", "max_model_len", "dtype")) for note in config.notes
+    )
 
 
 def test_few_tokens_a_step_mean_few_sequences(folder: Path) -> None:
@@ -167,7 +169,9 @@ def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value:
      ("trust_remote_code", True), ("limit_mm_per_prompt", {"image": 1}),
      ("enable_chunked_prefill", False)],
 )  # fmt: skip
-def test_a_feature_that_is_not_there_is_refused_by_name(folder: Path, name: str, value: Any) -> None:
+def test_a_feature_that_is_not_there_is_refused_by_name(
+    folder: Path, name: str, value: Any
+) -> None:
     with pytest.raises(NotSupportedError, match=name):
         resolve(args(folder, **{name: value}))
 
