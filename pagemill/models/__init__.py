@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 MODELS: Registry[type[DecoderLM]] = Registry(
     "model type",
     {
+        "gemma2": "pagemill.models.gemma2:Gemma2",
+        "gemma3": "pagemill.models.gemma3:Gemma3",
+        "gemma3_text": "pagemill.models.gemma3:Gemma3",
+        "gpt2": "pagemill.models.gpt2:GPT2",
+        "gpt_neox": "pagemill.models.gpt_neox:GPTNeoX",
         "llama": "pagemill.models.llama:Llama",
+        "mistral": "pagemill.models.mistral:Mistral",
+        "opt": "pagemill.models.opt:OPT",
+        "phi3": "pagemill.models.phi3:Phi3",
+        "qwen2": "pagemill.models.qwen2:Qwen2",
+        "qwen3": "pagemill.models.qwen3:Qwen3",
     },
 )

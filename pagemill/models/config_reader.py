@@ -56,6 +56,10 @@ class ConfigReader:
             )
         return default
 
+    def nullable(self, kind: type[T], key: str, default: T | None) -> T | None:
+        """Return the value of a key whose null means "off"; only an absent key is the default."""
+        return self.optional(kind, key) if key in self.config else default
+
     def size(self, *keys: str, default: int | None = None) -> int:
         """Return a whole number of at least 1."""
         value = self.read(int, *keys, default=default)
@@ -140,14 +144,15 @@ def make_shape(
     heads: tuple[int, int, int],
     *,
     intermediate_size: int,
+    vocab_size: int | None = None,
 ) -> ModelShape:
-    """Return the sizes that planning needs."""
+    """Return the sizes that planning needs; `vocab_size` is the family's where none is written."""
     num_heads, num_kv_heads, head_dim = heads
     return ModelShape(
         hidden_size=reader.size("hidden_size", "n_embd"),
         intermediate_size=intermediate_size,
         num_heads=num_heads,
-        vocab_size=reader.size("vocab_size"),
+        vocab_size=reader.size("vocab_size", default=vocab_size),
         layers=tuple(
             LayerShape(num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=window)
             for window in windows
