@@ -58,6 +58,9 @@ class Gemma3(DecoderLM):
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:
         """Read the sizes and windows."""
+        reader.require(
+            "attn_logit_softcapping", (), reason="Gemma 3 caps no attention scores; set it to null"
+        )
         every = reader.size("sliding_window_pattern", default=6)
         num_layers = reader.size("num_hidden_layers")
         usual = [SLIDING if (index + 1) % every else FULL for index in range(num_layers)]
