@@ -41,7 +41,8 @@ def generate(
     needed = [-(-(len(prompt) + num_tokens) // block_size) for prompt in prompts]
     ids = list(range(sum(needed)))
     random.Random(0).shuffle(ids)
-    runs = [Run(list(prompt), [ids.pop() for _ in range(n)]) for prompt, n in zip(prompts, needed)]
+    blocks = [[ids.pop() for _ in range(n)] for n in needed]
+    runs = [Run(list(p), b) for p, b in zip(prompts, blocks, strict=True)]
     device = torch.device("cpu")
     kv = [
         backend.allocate_kv(spec, sum(needed), block_size, model.build.dtype, device)

