@@ -32,6 +32,7 @@ from pagemill.attention.torch_layout import (
     build_layout,
     padded_keys,
 )
+from pagemill.device.host_memory import lazy_zeros
 
 LOWEST = -1e30  # a running maximum before any key: finite, so that differences stay numbers
 
@@ -89,6 +90,8 @@ class TorchAttention:
     ) -> tuple[Tensor, Tensor]:
         """Return zeroed K and V pools, each [num_blocks, num_kv_heads, block_size, head_dim]."""
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        if device.type == "cpu":
+            return lazy_zeros(shape, dtype), lazy_zeros(shape, dtype)
         k = torch.zeros(shape, dtype=dtype, device=device)
         v = torch.zeros(shape, dtype=dtype, device=device)
         return k, v
