@@ -27,7 +27,7 @@ from pagemill.attention.base import AttentionBatch
 SEGMENT_KEYS = 4096  # most keys of one softmax; more are merged part by part
 GATHER_BYTES = 2 << 20  # keys of a tile of several sequences: about a core's second-level cache
 SCORE_BYTES = 4 << 20  # float32 scores of a tile, unless MIN_ROWS need more
-MIN_ROWS, MAX_ROWS = 16, 64  # queries of a prefill tile
+MIN_ROWS, MAX_ROWS = 32, 64  # queries of a prefill tile
 PAD_KEYS = 64  # finest step of padded key counts
 
 

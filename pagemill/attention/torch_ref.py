@@ -34,6 +34,7 @@ from pagemill.attention.torch_layout import (
 )
 from pagemill.device.host_memory import lazy_zeros
 
+WIDE_ROWS = 16  # rows of a product (queries times heads a key head) from which keys are widened
 LOWEST = -1e30  # a running maximum before any key: finite, so that differences stay numbers
 
 
@@ -149,8 +150,10 @@ class TorchAttention:
             dtype.itemsize,
         )
         keys = min(padded_keys(max(1, max_len), block_size), max(SEGMENT_KEYS, block_size))
-        # K and V side by side, of several short sequences or of one part of a long one.
-        gathers = 2 * max(GATHER_BYTES, kv_heads * keys * dim * size)
+        # K and V side by side, of several short sequences or of one part of a long one; K widened.
+        gathers = max(GATHER_BYTES, kv_heads * keys * dim * size) * (
+            2 if size == 4 else 2 + 4 // size
+        )
         # Raw scores, probabilities, and one more while a sink or a narrower dtype is worked in.
         rows = min(max_tokens, max(MAX_ROWS, SCORE_BYTES // (4 * heads * PAD_KEYS)))
         scores = 3 * (max(SCORE_BYTES, 4 * heads * MIN_ROWS * keys) + 4 * heads * rows)
@@ -181,6 +184,7 @@ class _Step:
         # [num_blocks * num_kv_heads, block_size * head_dim]: one row is one head's run of a block.
         self._k_rows, self._v_rows = (pool.flatten(2).flatten(0, 1) for pool in kv)
         self._loaded: Gather | None = None
+        self._k = self._v = self._k_rows  # of the gather loaded last
         self._sinks: Tensor | None = None
         if sinks is not None:
             groups = spec.num_heads // spec.num_kv_heads
@@ -195,7 +199,7 @@ class _Step:
         return self._attend_by_parts(tile, queries)
 
     def _attend_at_once(self, tile: Tile, part: Part, queries: Tensor) -> Tensor:
-        k, v = self._load(part, queries.dtype)
+        k, v = self._load(part, queries)
         scores = self._scores(tile, part, queries, k)
         if self._sinks is not None:
             sinks = self._sinks.expand(*scores.shape[:-1], 1)
@@ -218,7 +222,7 @@ class _Step:
             total = weighted.new_zeros(*queries.shape[:2], 1).view(shape)
             highest = torch.full_like(total, LOWEST)
         for part in tile.parts:
-            k, v = self._load(part, queries.dtype)
+            k, v = self._load(part, queries)
             scores = self._scores(tile, part, queries, k)
             new_highest = torch.maximum(highest, scores.amax(-1, keepdim=True))
             shrink = (highest - new_highest).exp_()
@@ -241,32 +245,42 @@ class _Step:
             scores[..., low:high].masked_fill_(hidden, -torch.inf)
         return scores
 
-    def _load(self, part: Part, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return a part's K and V, each [n * kv_heads, keys, head_dim]."""
+    def _load(self, part: Part, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a part's K, in the dtype of its product, and V, each [n * kv_heads, keys, head_dim]."""
         gather = part.gather
-        size = gather.index.numel() * self._k_rows.shape[1]
-        loaded = []
-        for name, rows in (("k", self._k_rows), ("v", self._v_rows)):
-            flat = self._plan.buffer(name, size, rows)
-            if self._loaded is not gather:
-                torch.index_select(rows, 0, gather.index, out=flat.view(-1, rows.shape[1]))
-            by_head = flat.view(-1, gather.num_keys, self._spec.head_dim)
-            loaded.append(by_head[:, part.begin : part.end].to(dtype))
-        self._loaded = gather
-        return loaded[0], loaded[1]
+        if self._loaded is not gather:
+            self._k, self._v = (
+                self._gather(name, rows, gather)
+                for name, rows in (("k", self._k_rows), ("v", self._v_rows))
+            )
+            self._k = self._k.to(_product_dtype(queries))
+            self._v = self._v.to(queries.dtype)
+            self._loaded = gather
+        return self._k[:, part.begin : part.end], self._v[:, part.begin : part.end]
+
+    def _gather(self, name: str, rows: Tensor, gather: Gather) -> Tensor:
+        flat = self._plan.buffer(name, gather.index.numel() * rows.shape[1], rows)
+        torch.index_select(rows, 0, gather.index, out=flat.view(-1, rows.shape[1]))
+        return flat.view(-1, gather.num_keys, self._spec.head_dim)
+
+
+def _product_dtype(queries: Tensor) -> torch.dtype:
+    """Return the dtype in which queries [batch, rows, head_dim] meet their keys; see `_products`."""
+    return torch.float32 if queries.shape[1] >= WIDE_ROWS else queries.dtype
 
 
 def _products(queries: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Return scale * queries @ k^T in float32, batched; queries and k of one dtype.
+    """Return scale * queries @ k^T in float32, batched; k is of queries' dtype or float32.
 
-    A product of bfloat16 matrices is rounded to bfloat16, which costs scores three digits. A second
-    product that subtracts the first before its own rounding gives what was lost. On a processor with
-    bfloat16 products the two together take half the time of one in float32.
+    A product of bfloat16 matrices is rounded to bfloat16, which costs scores three digits. For many rows
+    the keys are widened to float32 first. For few rows (decode) that costs more than the product itself:
+    there a second product, which subtracts the first before its own rounding, gives what was lost. On a
+    processor with bfloat16 products the two take about three quarters of the time of the wide one.
     """
-    k_t = k.transpose(1, 2)
+    queries, k_t = queries.to(k.dtype), k.transpose(1, 2)
     unused = queries.new_empty(())  # beta = 0: its value is ignored
     near = torch.baddbmm(unused, queries, k_t, beta=0, alpha=scale)
-    if queries.dtype == torch.float32:
+    if near.dtype == torch.float32:
         return near
     rest = torch.baddbmm(near, queries, k_t, beta=-1, alpha=scale)
     return near.to(torch.float32).add_(rest)
