@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from pagemill import LLM, SamplingParams
 from pagemill.errors import (
@@ -273,3 +276,73 @@ def test_the_worker_may_run_in_its_own_process(llm: LLM, folder: Path) -> None:
 def test_a_prompt_over_the_context_is_its_own_kind_of_error(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError):
         llm.generate("x" * 128, GREEDY, use_tqdm=False)
+
+
+# ------------------------------------------------------------ stops with the real sampler
+
+ENDS = {257: 100.0, 258: 100.0}
+
+
+@pytest.fixture(scope="module")
+def two_ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A model whose generation_config names two end tokens."""
+    folder = save_tiny_llama(tmp_path_factory.mktemp("ends"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 258]}))
+    with LLM(str(folder), **ARGS) as made:
+        yield made
+
+
+def test_no_end_token_comes_before_min_tokens(two_ends: LLM) -> None:
+    params = SamplingParams(min_tokens=10, max_tokens=40, logit_bias=ENDS)
+    for output in two_ends.generate(["a", "b", "c"], params, use_tqdm=False):
+        ids = output.outputs[0].token_ids
+        assert len(ids) == 11
+        assert not set(ids[:10]) & {257, 258}
+        assert output.outputs[0].finish_reason == "stop"
+
+
+def test_ignore_eos_goes_on_past_both_end_tokens(two_ends: LLM) -> None:
+    params = SamplingParams(ignore_eos=True, max_tokens=50, logit_bias=ENDS)
+    (output,) = two_ends.generate("a", params, use_tqdm=False)
+    ids = output.outputs[0].token_ids
+    assert (len(ids), output.outputs[0].finish_reason) == (50, "length")
+    assert set(ids) == {257, 258}
+
+
+def test_a_stop_id_wins_over_nothing_before_min_tokens(two_ends: LLM) -> None:
+    params = SamplingParams(stop_token_ids=[65], min_tokens=3, max_tokens=9, logit_bias={65: 100.0})
+    (output,) = two_ends.generate("a", params, use_tqdm=False)
+    assert output.outputs[0].token_ids.index(65) == 3
+    assert output.outputs[0].stop_reason == 65
+
+
+def test_banned_words_do_not_come_and_allowed_ids_alone_do(llm: LLM) -> None:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=20, allowed_token_ids=[97, 98], bad_words=["aa", "bb"]
+    )
+    (output,) = llm.generate("x", params, use_tqdm=False)
+    assert output.outputs[0].text in ("ab" * 10, "ba" * 10)
+
+
+def test_logits_that_are_not_finite_are_an_error_naming_the_dtype(
+    tmp_path: Path, folder: Path
+) -> None:
+    made = save_tiny_llama(tmp_path)
+    weights = load_file(str(made / "model.safetensors"))
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], 3e38)
+    save_file(weights, str(made / "model.safetensors"), {"format": "pt"})
+    with LLM(str(made), **ARGS) as broken:
+        outputs = broken.generate(["a", "b"], SamplingParams(n=2), use_tqdm=False)
+    for output in outputs:
+        assert [o.finish_reason for o in output.outputs] == ["error", "error"]
+        assert [o.token_ids for o in output.outputs] == [[], []]
+        assert "float32" in (output.error or "")
+
+
+def test_the_server_and_python_use_one_rendering(llm: LLM) -> None:
+    """The rendered text gives the same ids through chat, generate and the tokenizer."""
+    tokenizer = llm.get_tokenizer()
+    (output,) = llm.chat([{"role": "user", "content": "é 🎉"}], GREEDY, use_tqdm=False)
+    text = output.prompt or ""
+    assert tokenizer.encode(text) == output.prompt_token_ids
+    assert tokenizer.encode(text, add_special_tokens=False) == output.prompt_token_ids
