@@ -105,6 +105,12 @@ class _BlockDraft:
         """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self._size)
 
+    def has_slot(self, sequence: Sequence) -> bool:
+        """Return whether the next token costs nothing: it goes into a block of the sequence's own."""
+        table = self._view.table(sequence.seq_id)
+        index = sequence.num_computed // self._size
+        return index < len(table) and self._ref(table[index]) == 1
+
     def tokens_that_fit(self, sequence: Sequence, wanted: int) -> int:
         """Return how many of the next `wanted` tokens the free blocks allow."""
         table = self._view.table(sequence.seq_id)
@@ -202,6 +208,10 @@ class _Draft:
         if self._tokens_left == 0 or sequence.seq_id in self._preempted:
             return
         wanted = min(sequence.num_remaining, self._tokens_left)
+        if sequence.num_remaining == 1 and self._blocks.has_slot(sequence):  # nearly every decode
+            self._planned[sequence.seq_id] = PlannedSequence(sequence, 1)
+            self._tokens_left -= 1
+            return
         fitting = self._blocks.tokens_that_fit(sequence, wanted)
         while fitting == 0:
             if not self._preempt_for(sequence):

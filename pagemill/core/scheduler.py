@@ -179,7 +179,9 @@ class Scheduler:
         for planned in plan.scheduled:
             sequence = planned.sequence
             if sequence.status is SequenceStatus.WAITING:
-                self._seat(sequence, now)
+                self._seat(sequence)
+            if sequence.first_scheduled_time is None:
+                sequence.first_scheduled_time = now
             scheduled.append(self._schedule(planned, new, copies))
         output = SchedulerOutput(
             step_id=self._num_steps,
@@ -227,12 +229,10 @@ class Scheduler:
             prompt_logprobs_from=_owed_from(sequence, end),
         )
 
-    def _seat(self, sequence: Sequence, now: float) -> None:
+    def _seat(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
         sequence.status = SequenceStatus.RUNNING
         self._running.add(sequence)
-        if sequence.first_scheduled_time is None:
-            sequence.first_scheduled_time = now
 
     def _preempt(self, victim: Sequence) -> None:
         self._blocks.free(victim.seq_id)
@@ -298,20 +298,17 @@ class Scheduler:
             return []
         forks = [] if group.is_forked else self._fork(sequence)
         group.is_forked = True
-        samples = [sequence, *forks]
-        # Forks first: they take their share of the root's blocks before the root may end.
         updates = [
-            self._append(samples[index], output, index, now)
-            for index in range(len(samples) - 1, -1, -1)
+            self._append(sample, output, index, now)
+            for index, sample in enumerate((sequence, *forks))
         ]
         for fork in forks:
             if fork.status is SequenceStatus.WAITING:
-                self._queue_fork(fork)
-        updates.reverse()
+                self._seat_fork(fork)
         return updates
 
     def _fork(self, root: Sequence) -> list[Sequence]:
-        """Make the other samples of a request whose prompt is computed. They are in no queue yet."""
+        """Make the other samples of a request whose prompt is computed; they hold its blocks."""
         forks = []
         for index in range(1, root.group.request.num_samples):
             fork = root.fork(self._seq_ids.take(), index)
@@ -321,12 +318,10 @@ class Scheduler:
             forks.append(fork)
         return forks
 
-    def _queue_fork(self, fork: Sequence) -> None:
-        """Seat a fork at once if a seat is free: it is a decode, and should not queue for prompts."""
+    def _seat_fork(self, fork: Sequence) -> None:
+        """Seat a fork at once if a seat is free: it is a decode, and should not wait for prompts."""
         if len(self._running) < self._limits.max_num_seqs:
-            self._waiting.remove(fork)
-            fork.status = SequenceStatus.RUNNING
-            self._running.add(fork)
+            self._seat(fork)
 
     def _append(
         self, sequence: Sequence, output: SequenceOutput, index: int, now: float

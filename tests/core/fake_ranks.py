@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pagemill.core.policies import POLICIES
+from pagemill.core.sequence import Sequence
 from pagemill.messages import (
     EngineRequest,
     NewSequence,
@@ -94,6 +96,25 @@ class Row:
     table: list[int] = field(default_factory=list)
 
 
+class Shuffled:
+    """A policy in which the order of service has nothing to do with the order of arrival."""
+
+    def admission_key(self, sequence: Sequence) -> tuple[int, ...]:
+        """Return a scrambled order."""
+        return (sequence.seq_id * 7919 % 101, sequence.seq_id)
+
+    def victim_key(self, sequence: Sequence) -> tuple[int, ...]:
+        """Return another scrambled order."""
+        return (sequence.seq_id * 104729 % 97, sequence.seq_id)
+
+
+def policy_names() -> list[str]:
+    """Return the policies to test: the registered ones, and the shuffled one, registered here."""
+    if "shuffled" not in POLICIES:
+        POLICIES.register("shuffled", "tests.core.fake_ranks:Shuffled")
+    return list(POLICIES.names())
+
+
 class FakeRanks:
     """Executes steps over a pool of remembered slots."""
 
@@ -167,6 +188,7 @@ class FakeRanks:
             self.fail.remove(share.seq_id)
             return SequenceOutput(share.seq_id, (), error="broken on purpose")
         assert share.num_samples == 0 or end == len(row.token_ids), "drawn in mid-prompt"
+        assert share.num_samples <= 1 or end == row.new.num_prompt_tokens, "samples drawn twice"
         tokens = tuple(
             (draw(history, row.new.sample_index + index, end),)
             for index in range(share.num_samples)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagemill.config import SchedulerConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.messages import EngineRequest, SchedulerOutput, SequenceUpdate, StepOutput
-from tests.core.fake_ranks import VOCAB, FakeRanks, expected_tokens, make_request
+from tests.core.fake_ranks import VOCAB, FakeRanks, expected_tokens, make_request, policy_names
 
 
 @dataclass
@@ -29,10 +29,11 @@ class Simulation:
     """A scheduler, its ranks, and a caller who writes down what is delivered."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int
-    ) -> None:
+        self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
+        policy: str = "fcfs",
+    ) -> None:  # fmt: skip
         config = SchedulerConfig(
-            max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy="fcfs"
+            max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy
         )
         self.max_model_len = max_model_len
         self.config = config
@@ -152,6 +153,7 @@ class RandomService(RuleBasedStateMachine):
             max_model_len=max_model_len,
             max_tokens=data.draw(st.integers(1, 20)),
             max_seqs=data.draw(st.integers(1, 6)),
+            policy=data.draw(st.sampled_from(policy_names())),
         )
         self.num_added = 0
 
@@ -240,7 +242,7 @@ class RandomService(RuleBasedStateMachine):
 TestRandomService = RandomService.TestCase
 TestRandomService.settings = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -258,6 +260,7 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
             max_model_len=max_model_len,
             max_tokens=rng.choice([5, 16, 64]),
             max_seqs=rng.choice([2, 8, 32]),
+            policy=rng.choice(policy_names()),
         )
         for number in range(25):
             prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 50)))
