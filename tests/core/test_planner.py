@@ -255,7 +255,7 @@ def snapshot(state: State) -> object:
     )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(
     requests=specs,
     block_size=st.sampled_from([1, 2, 4]),

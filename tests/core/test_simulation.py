@@ -242,7 +242,7 @@ class RandomService(RuleBasedStateMachine):
 TestRandomService = RandomService.TestCase
 TestRandomService.settings = settings(
     deadline=None,
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
