@@ -90,10 +90,19 @@ class AttentionBackend(Protocol):
         ...  # fmt: skip
 
     def peak_bytes(
-        self, spec: AttentionSpec, max_tokens: int, max_seqs: int, max_len: int, dtype: torch.dtype
+        self,
+        spec: AttentionSpec,
+        max_tokens: int,
+        max_seqs: int,
+        max_len: int,
+        dtype: torch.dtype,
+        block_size: int = 16,
     ) -> int:
-        """Return the most temporary memory that `forward` takes beyond its arguments."""
-        ...
+        """Return the most temporary memory that a step's plan and one `forward` take.
+
+        Arguments of `forward` are not in it; its result is.
+        """
+        ...  # fmt: skip
 
 
 class StepAttention:

@@ -79,8 +79,9 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backe
     tokens = config.scheduler.max_num_batched_tokens
     seqs = min(config.scheduler.max_num_seqs, tokens)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
+    longest, block_size = config.model.max_model_len, config.cache.block_size
     attention: int = max(
-        backend.peak_bytes(spec, tokens, seqs, config.model.max_model_len, dtype)
+        backend.peak_bytes(spec, tokens, seqs, longest, dtype, block_size)
         for spec in set(model.attention_specs)
     )
     forward = model.peak_bytes(tokens, 0) + attention

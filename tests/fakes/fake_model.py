@@ -160,7 +160,13 @@ class NaiveAttention:
         return out
 
     def peak_bytes(
-        self, spec: AttentionSpec, max_tokens: int, max_seqs: int, max_len: int, dtype: torch.dtype
+        self,
+        spec: AttentionSpec,
+        max_tokens: int,
+        max_seqs: int,
+        max_len: int,
+        dtype: torch.dtype,
+        block_size: int = 16,
     ) -> int:
         return max_tokens * max_len * spec.num_heads * 12
 
