@@ -53,7 +53,8 @@ class Gemma3(DecoderLM):
         # The sizes that older files leave out are those of the 4B model.
         sizes = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
         heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
-        return ConfigReader({"model_type": "gemma3_text", **sizes, **heads, **text})
+        context = {"max_position_embeddings": 131_072}
+        return ConfigReader({"model_type": "gemma3_text", **sizes, **heads, **context, **text})
 
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:

@@ -1,7 +1,6 @@
-"""The peak of a computation's temporary memory, found without computing.
+"""The peak of a computation's temporary memory, counted by hand.
 
-The computation is run on the meta device, where tensors have sizes and no data, and the live storages
-are added up after every operation. So the number follows the code by itself. Called by `blocks`.
+Live storages of tensors that were made inside the block are added up after every operation.
 """
 
 from __future__ import annotations

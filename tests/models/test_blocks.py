@@ -1,0 +1,53 @@
+"""The peak that a model states is the peak that its forward has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pagemill.models.loader import build_meta_model, load_model
+from tests.models.peak_memory import PeakMemory
+from tests.models.test_loader import _model_type
+from tests.models.tiny import TINY, model_config
+
+
+def no_attention(layer, q, k, v, sinks=None):
+    """Stand in for attention: its result and nothing else."""
+    return torch.empty(q.shape, dtype=q.dtype)
+
+
+def measured_peak(model, num_tokens: int, num_rows: int) -> int:
+    ids = torch.zeros(num_tokens, dtype=torch.int64)
+    positions = torch.arange(num_tokens)
+    with torch.inference_mode(), PeakMemory() as memory:
+        hidden = model.forward(ids, positions, no_attention)
+        model.logits(hidden[:num_rows])
+    return memory.peak_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 100], ids=["few-logits", "many-logits"])
+@pytest.mark.parametrize("name", TINY)
+def test_peak_bytes_is_what_forward_and_logits_take(name, rows, dtype) -> None:
+    sizes = {**TINY[name].sizes, "num_hidden_layers": 2, "layer_types": None}
+    if rows == 100:
+        sizes["vocab_size"] = 3000
+    config = model_config(
+        {"model_type": _model_type(name), **sizes}, load_format="dummy", dtype=dtype
+    )
+    model = load_model(config, device=torch.device("cpu"), checkpoint=None)
+    stated = model.peak_bytes(100, rows)
+    measured = measured_peak(model, 100, rows)
+    assert measured <= stated <= 1.1 * measured
+    assert build_meta_model(config).peak_bytes(100, rows) == stated
+
+
+def test_the_residual_stream_is_added_to_in_place() -> None:
+    """One more layer takes no more memory."""
+    peaks = []
+    for num_layers in (1, 5):
+        sizes = {**TINY["llama"].sizes, "num_hidden_layers": num_layers}
+        config = model_config({"model_type": "llama", **sizes}, load_format="dummy")
+        model = load_model(config, device=torch.device("cpu"), checkpoint=None)
+        peaks.append(measured_peak(model, 64, 1))
+    assert peaks[0] == peaks[1]
