@@ -7,8 +7,11 @@ ends. Lines may also come from a pipe. Prompts and remarks go to stderr, answers
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import typing
+from contextlib import contextmanager
 from typing import Any
 
 from pagemill.cli.arguments import add_fields, add_model, settle
@@ -151,13 +154,15 @@ class Conversation:
         pieces: list[str] = []
         stream = self._answers.stream(self.messages)
         try:
-            for piece in stream:
-                pieces.append(piece)
-                print(piece, end="", flush=True)
+            with _interrupts() as interrupted:
+                for piece in stream:
+                    pieces.append(piece)
+                    print(piece, end="", flush=True)
+                    if interrupted.is_set():
+                        break
             print(flush=True)
-        except KeyboardInterrupt:
-            print(flush=True)
-            _remark("stopped")
+            if interrupted.is_set():
+                _remark("stopped")
         except RequestError as error:
             # The turn that was refused is taken back, so that the next one is not refused with it.
             self.messages.pop()
@@ -166,6 +171,17 @@ class Conversation:
         finally:
             _close(stream)
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+
+@contextmanager
+def _interrupts() -> typing.Iterator[threading.Event]:
+    """Note Ctrl-C instead of raising: an exception inside a step would leave the engine half way."""
+    event = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _close(stream: typing.Iterator[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from pagemill.cli.arguments import add_fields, add_model, settle_all
 from pagemill.engine_args import AsyncEngineArgs
 from pagemill.log import setup_logging
+from pagemill.server.listening import listen
 from pagemill.server.settings import ServerArgs
 
 
@@ -23,10 +25,17 @@ def run(args: argparse.Namespace) -> int:
     server_args.check()
     engine_args.refuse_unsupported()
     setup_logging(sys.stdout)
+    for number in (signal.SIGTERM, signal.SIGINT):  # until the server has its own handlers
+        signal.signal(number, _leave)
+    bound = None if server_args.uds is not None else listen(server_args.host, server_args.port)
     from pagemill.server.engine_start import start_engine
 
     loading = start_engine(engine_args)
     # Only now: these imports take as long as the engine process needs for torch's.
     from pagemill.server.launch import serve
 
-    return serve(loading, engine_args, server_args)
+    return serve(loading, engine_args, server_args, bound)
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(0)

@@ -88,8 +88,11 @@ class ProcessHome:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._ready: Ready | None = None
         self._threads: list[threading.Thread] = []
-        # Whoever forgets `close` leaves no child behind: at exit, or when this object goes away.
-        self._finalizer = weakref.finalize(self, _end, self._child, self._outgoing)
+        # Whoever forgets `close` leaves no child behind: at exit, or when this object goes away. Until
+        # `start` there is nothing to end in good order.
+        self._finalizer: weakref.finalize[..., ProcessHome] = weakref.finalize(
+            self, _kill, self._child
+        )
         self._connection.send(_Start(args, logs_to_stdout()))
 
     def wait_ready(self) -> None:
@@ -126,6 +129,8 @@ class ProcessHome:
 
     def start(self, deliver: Callable[[FromEngine], None]) -> None:
         """Begin to pass messages; `deliver` is called in the reader thread."""
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _end, self._child, self._outgoing)
         for target, args in (
             (_read, (self._connection, self._child, deliver)),
             (_write, (self._connection, self._outgoing)),
@@ -140,13 +145,16 @@ class ProcessHome:
 
     def close(self) -> None:
         """End the child and the threads."""
-        if not self._threads:  # never ready: there is nothing to end in good order
-            self._child.kill()
         self._finalizer()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
         self._connection.close()
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
 
 
 def _end(child: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[bytes | None]) -> None:

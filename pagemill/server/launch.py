@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import multiprocessing
 import signal
 import socket
 import ssl
@@ -36,14 +35,20 @@ WATCH_INTERVAL_S = 0.25
 LAST_WORDS_S = 0.5
 
 
-def serve(loading: Future[EngineClient], args: EngineArgs, settings: ServerArgs) -> int:
+def serve(
+    loading: Future[EngineClient],
+    args: EngineArgs,
+    settings: ServerArgs,
+    bound: socket.socket | None,
+) -> int:
     """Serve; return 0 after SIGTERM or SIGINT, 1 after the engine's death.
 
     `loading` is an engine that is being started (`server.engine_start`); its errors are raised here.
+    `bound` is the socket to listen on (`server.listening`); None with --uds.
     """
     template = None if settings.chat_template is None else read_template(settings.chat_template)
     serving = Serving(settings, args.served_model_name or args.model, chat_template=template)
-    return asyncio.run(_Server(serving, loading).run())
+    return asyncio.run(_Server(serving, loading, bound).run())
 
 
 class _QuietServer(uvicorn.Server):
@@ -57,16 +62,19 @@ class _QuietServer(uvicorn.Server):
 class _Server:
     """One run of the server."""
 
-    def __init__(self, serving: Serving, loading: Future[EngineClient]) -> None:
+    def __init__(
+        self, serving: Serving, loading: Future[EngineClient], bound: socket.socket | None
+    ) -> None:
         self._serving = serving
         self._loading = loading
+        self._sockets = None if bound is None else [bound]
         self._engine: EngineClient | None = None
         self._http = _QuietServer(_uvicorn_config(serving))
 
     async def run(self) -> int:
         """Open the port, load, serve; return the exit code."""
         settings = self._serving.settings
-        sockets = None if settings.uds is not None else [listen(settings.host, settings.port)]
+        sockets = self._sockets
         self._catch_signals()
         loading = asyncio.wrap_future(self._loading)
         serving = asyncio.create_task(self._http.serve(sockets=sockets))
@@ -126,12 +134,9 @@ class _Server:
         self._http.should_exit = True
 
     def _stop_engine(self) -> None:
+        # An engine that is still loading ends with this process: it has nothing to end in good order.
         if self._engine is not None:
             self._engine.shutdown()
-            return
-        # Still loading: nobody holds the engine yet, and its process must not outlive this one.
-        for child in multiprocessing.active_children():
-            child.terminate()
 
 
 def _uvicorn_config(serving: Serving) -> uvicorn.Config:
@@ -157,27 +162,6 @@ def _uvicorn_config(serving: Serving) -> uvicorn.Config:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"ssl_certfile, ssl_keyfile: cannot be used: {error}") from None
     return config
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address. Raises ConfigError saying why it cannot be."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise ConfigError(f"host is {host!r}: {error}") from None
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port, or 0 "
-            "for a free one"
-        ) from None
-    return bound
 
 
 def _address(settings: ServerArgs, sockets: list[socket.socket] | None) -> str:

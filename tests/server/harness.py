@@ -36,7 +36,7 @@ from pagemill.engine.engine_thread import ThreadHome
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.messages import SchedulerOutput, StepOutput
 from pagemill.server.app import build_app
-from pagemill.server.launch import listen
+from pagemill.server.listening import listen
 from pagemill.server.serving import Serving
 from pagemill.server.settings import ServerArgs
 from tests.fakes.byte_tokenizer import EOS_ID, ByteTokenizer

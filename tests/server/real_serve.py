@@ -38,10 +38,14 @@ class Serve:
         assert self.process.poll() is None, "\n".join(self.log)
         return False
 
+    def children(self) -> list[int]:
+        """Return the ids of the server's child processes."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for path in tasks for pid in path.read_text().split()]
+
     def engine_pid(self) -> int:
         """Return the id of the engine's process: the server's one child."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        children = [int(pid) for path in tasks for pid in path.read_text().split()]
+        children = self.children()
         assert len(children) == 1, children
         return children[0]
 

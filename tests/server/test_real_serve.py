@@ -166,7 +166,10 @@ def test_http_process_holds_no_torch_and_the_engine_process_does(serve: Serve) -
 def test_example_of_the_official_client_runs(serve: Serve) -> None:
     script = ROOT / "examples" / "openai_client.py"
     run = subprocess.run(
-        [sys.executable, str(script), f"{serve.url}/v1"], capture_output=True, text=True, timeout=120
+        [sys.executable, str(script), f"{serve.url}/v1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
@@ -188,12 +191,17 @@ def test_signal_ends_the_server_and_its_engine_with_exit_code_0(
         assert not Path(f"/proc/{engine}").exists()
 
 
-def test_signal_while_the_model_loads_ends_at_once_with_exit_code_0(tiny_llama: Path) -> None:
+@pytest.mark.parametrize("moment", ["engine started", "port open"])
+def test_signal_while_the_model_loads_ends_both_processes_with_exit_code_0(
+    tiny_llama: Path, moment: str
+) -> None:
     with started(str(tiny_llama)) as serve:
-        children = f"/proc/{serve.process.pid}/task/{serve.process.pid}/children"
-        until(lambda: bool(serve.log) or _has_child(serve.process.pid) or not children)
-        until(lambda: _listens(serve.process.pid), timeout_s=60)
+        until(lambda: bool(serve.children()), timeout_s=60)
+        (engine,) = serve.children()
+        if moment == "port open":
+            until(lambda: _listens(serve.process.pid), timeout_s=60)
         assert serve.end(signal.SIGTERM) == 0, serve.log
+        assert not Path(f"/proc/{engine}").exists()
 
 
 def test_death_of_the_engine_process_ends_the_stream_with_an_error_and_the_server_with_1(
@@ -244,11 +252,6 @@ def test_unix_socket(tiny_llama: Path, tmp_path: Path) -> None:
             assert http.get("/version").status_code == 200
             until(lambda: http.get("/ready").status_code == 200, timeout_s=120)
         assert serve.end(signal.SIGTERM) == 0
-
-
-def _has_child(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return any(path.read_text().split() for path in tasks)
 
 
 def _listens(pid: int) -> bool:

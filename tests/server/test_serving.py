@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from pagemill.server.launch import listen
+from pagemill.server.listening import listen
 from pagemill.server.serving import Serving
 from pagemill.server.settings import ServerArgs
 from pagemill.version import __version__
