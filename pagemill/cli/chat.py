@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import typing
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pagemill.cli.arguments import add_fields, add_model, settle
@@ -192,8 +192,8 @@ def _close(stream: typing.Iterator[str]) -> None:
 def _loop(talk: Conversation, *, interactive: bool) -> None:
     """Read lines until the end of input. Ctrl-C at the prompt drops the line being typed."""
     if interactive:
-        import readline  # noqa: F401  # line editing and history for input()
-
+        with suppress(ImportError):  # line editing and history, where Python was built with them
+            import readline  # noqa: F401
         _remark("/help lists the commands; Ctrl-D ends")
     while True:
         try:

@@ -21,10 +21,19 @@ def number(value: float) -> float:
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int, entry: Logprob | None = None) -> str:
-    """Return a token's own text; without a tokenizer its id."""
+    """Return a token's own text; without one (no tokenizer, a padded vocabulary) its id."""
     if entry is not None and entry.decoded_token is not None:
         return entry.decoded_token
-    return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
+    if tokenizer is None or token_id >= tokenizer.vocab_size:
+        return f"token_id:{token_id}"
+    return tokenizer.token_text(token_id)
+
+
+def _token_bytes(tokenizer: Tokenizer | None, token_id: int) -> bytes:
+    """Return a token's own bytes; ids that stand for no text have none."""
+    if tokenizer is None or token_id >= tokenizer.vocab_size:
+        return b""
+    return tokenizer.token_bytes(token_id)
 
 
 class TextOffsets:
@@ -47,8 +56,8 @@ class TextOffsets:
     def advance(self, token_id: int) -> int:
         """Return the offset of the next token, and move past it."""
         begin = self.offset
-        if self._tokenizer is not None and token_id not in self._hidden:
-            self.offset += len(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        if token_id not in self._hidden:
+            self.offset += len(self._utf8.decode(_token_bytes(self._tokenizer, token_id)))
         return begin
 
 
@@ -108,7 +117,7 @@ def chat_logprobs(
 
 def _chat_token(token_id: int, entry: Logprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
     text = token_text(tokenizer, token_id, entry)
-    raw = text.encode() if tokenizer is None else tokenizer.token_bytes(token_id)
+    raw = _token_bytes(tokenizer, token_id)
     return {"token": text, "bytes": list(raw), "logprob": number(entry.logprob)}
 
 
