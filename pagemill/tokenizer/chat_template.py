@@ -1,8 +1,7 @@
 """Chat templates: Jinja2 in a sandbox, with what Hugging Face templates use.
 
-A template is a program that came with a model or with a request, so it runs in jinja2's immutable
-sandbox: no attributes with underscores, no mutation of what it is given, `range` limited, and products
-and powers limited here. It sees `messages`, `tools`, `documents`, `add_generation_prompt`, the special
+A template is a program that came with a model or with a request, so it runs in a sandbox with a budget
+(`template_sandbox.py`). It sees `messages`, `tools`, `documents`, `add_generation_prompt`, the special
 tokens by name (`bos_token`, …), `raise_exception`, `strftime_now`, the `tojson` filter, loop controls and
 `{% generation %}` blocks. The format is that of the transformers library's `apply_chat_template`.
 
@@ -20,58 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pagemill.errors import RequestError
-
-# A rendered chat is text for a model; far beyond any context length.
-MAX_REPEATED_LENGTH = 10_000_000
-MAX_EXPONENT = 10_000
+from pagemill.tokenizer.template_sandbox import TemplateSandbox
 
 Message = dict[str, Any]
 
 
 class _TemplateComplaint(jinja2.TemplateError):
     """What a template said through `raise_exception`."""
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here: text."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope, because a name set inside the block is unknown after it in the original too.
-        return nodes.Scope(body, lineno=line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox with two doors more closed: `'x' * 10**9` and `9 ** 9 ** 9`."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        if operator == "**":
-            if isinstance(right, int) and abs(right) > MAX_EXPONENT:
-                raise OverflowError(f"exponent {right} is over {MAX_EXPONENT}")
-        elif _repeated_length(left, right) > MAX_REPEATED_LENGTH:
-            raise OverflowError(f"a repeated text would be over {MAX_REPEATED_LENGTH} long")
-        return super().call_binop(context, operator, left, right)
-
-
-def _repeated_length(left: Any, right: Any) -> int:
-    if isinstance(left, int):
-        left, right = right, left
-    if isinstance(right, int) and isinstance(left, str | list | tuple):
-        return len(left) * right
-    return 0
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -100,10 +56,8 @@ def _to_json(
 
 
 @functools.cache
-def _environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
+def _environment() -> TemplateSandbox:
+    environment = TemplateSandbox()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -113,16 +67,17 @@ def _environment() -> _Sandbox:
 @functools.lru_cache(maxsize=64)
 def _compile(source: str) -> jinja2.Template:
     try:
-        return _environment().from_string(source)
+        return _environment().compile_template(source)
     except jinja2.TemplateSyntaxError as error:
         raise RequestError(
             f"the chat template is not valid Jinja: {error.message} (line {error.lineno})",
             param="chat_template",
         ) from error
-    except (RecursionError, OverflowError, MemoryError) as error:
+    except Exception as error:
+        # jinja2 evaluates constants while it compiles, and Python has limits of its own.
+        words = str(error) or type(error).__name__
         raise RequestError(
-            f"the chat template cannot be compiled: {error or type(error).__name__}",
-            param="chat_template",
+            f"the chat template cannot be compiled: {words}", param="chat_template"
         ) from error
 
 
@@ -161,7 +116,7 @@ def render_chat(
 def _render(source: str, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
     template = _compile(source)
     try:
-        return template.render({**variables, "messages": list(messages)})
+        return TemplateSandbox.render(template, {**variables, "messages": list(messages)})
     except _TemplateComplaint as error:
         raise RequestError(f"the chat template says: {error.message}", param="messages") from error
     except Exception as error:

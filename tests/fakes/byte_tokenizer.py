@@ -131,6 +131,11 @@ class ByteTokenizer:
         """Render `role: content<|im_end|>` for each message."""
         if not messages:
             raise RequestError("messages is empty; give at least one message", param="messages")
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt are both true",
+                param="continue_final_message",
+            )
         text = "".join(f"{m['role']}: {m['content']}<|im_end|>" for m in messages)
         if continue_final_message:
             return text[: -len("<|im_end|>")]

@@ -136,8 +136,6 @@ def test_now_is_formatted_as_asked() -> None:
         ("{{ 'a' + messages }}", "TypeError", "messages"),
         ("{{ 1 / 0 }}", "ZeroDivisionError", "messages"),
         ("{% for x in range(10**9) %}{% endfor %}", "Range too big", "messages"),
-        ("{{ 'x' * 10**9 }}", "over 10000000 long", "messages"),
-        ("{{ 9 ** 99999999 }}", "exponent 99999999", "messages"),
         ("{{ ''.__class__.__mro__ }}", "unsafe", "messages"),
         ("{{ messages.append(1) }}", "unsafe", "messages"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion", "messages"),
