@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagemill.errors import CheckpointError
+from pagemill.errors import CheckpointError, PagemillError
 from pagemill.log import get_logger
 from pagemill.tokenizer.fast import FastTokenizer, TokenizerSettings
 
@@ -59,16 +59,22 @@ def wrap_backend(
     """
     config = _read_json(folder / "tokenizer_config.json")
     special_map = _read_json(folder / "special_tokens_map.json")
-    tokens = special_tokens(config, special_map, named or {})
-    _add_missing_tokens(backend, config, tokens, folder)
+    try:
+        tokens = special_tokens(config, special_map, named or {})
+        templates = chat_templates(folder, config)
+        _add_missing_tokens(backend, config, tokens, folder)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, PagemillError):
+            raise
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'} is not shaped as one: {type(error).__name__}: {error}"
+        ) from error
     if not tokens:
         # A bare tokenizer.json names nothing; what it puts first is its begin token.
         for token in backend.encode("").tokens[:1]:
             tokens["bos_token"] = token
     _obey_add_flags(backend, {"add_bos_token": adds_bos, **config}, tokens)
-    return FastTokenizer(
-        backend, TokenizerSettings(str(folder), tokens, chat_templates(folder, config))
-    )
+    return FastTokenizer(backend, TokenizerSettings(str(folder), tokens, templates))
 
 
 def special_tokens(

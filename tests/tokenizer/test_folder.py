@@ -122,6 +122,10 @@ def test_chat_template_files_win_over_the_config(tmp_path: Path) -> None:
     [
         ("tokenizer_config.json", '{"a": 1,\n  oops}', "line 2, column 3"),
         ("tokenizer_config.json", "[]", "holds a list"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}', "not shaped as one"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": {}}}', "KeyError: 'content'"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "not shaped as one"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "a"}]}', "KeyError: 'template'"),
         ("special_tokens_map.json", "", "not valid JSON"),
         ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
         ("tokenizer.json", "", "cannot be read as a tokenizer"),
