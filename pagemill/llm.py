@@ -19,7 +19,7 @@ from pagemill.engine.progress import Progress
 from pagemill.engine.prometheus import Metric, PrometheusStatLogger
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import NotSupportedError, RequestError
-from pagemill.log import get_logger, setup_logging
+from pagemill.log import get_logger
 from pagemill.messages import EngineRequest
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams
@@ -41,7 +41,6 @@ class LLM:
         args = EngineArgs.from_keywords({"model": model, **engine_args})
         if args.seed is None:
             args.seed = 0
-        setup_logging()
         self.llm_engine = LLMEngine.from_engine_args(args)
         self._ids = itertools.count()
 

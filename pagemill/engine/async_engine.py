@@ -21,6 +21,7 @@ from pagemill.engine.stats import StatLogger
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError, NotSupportedError, PagemillError, RequestError
 from pagemill.executor.base import MemoryPlan
+from pagemill.log import setup_logging
 from pagemill.messages import EngineRequest
 from pagemill.outputs import RequestOutput
 from pagemill.registry import Registry
@@ -93,6 +94,7 @@ class AsyncLLMEngine:
         `home` is "thread" (the engine runs in this process) or "process" (in its own). What keeps the
         engine from starting is raised here, with its own type and message, wherever it happened.
         """
+        setup_logging()
         made, tokenizer = HOMES.load(home)(args)
         return cls(made, tokenizer, stat_loggers=stat_loggers)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import itertools
 import secrets
 import time
 from collections.abc import Mapping
@@ -73,7 +74,7 @@ class InputProcessor:
         self._shares_process = shares_process
         self._policy = scheduler.policy
         self._tokenizer = tokenizer
-        self._num_unseeded = 0
+        self._unseeded = itertools.count()  # requests are checked in several threads
 
     def default_params(self) -> SamplingParams:
         """Return fresh parameters with the sampling defaults that the model brings."""
@@ -199,8 +200,7 @@ class InputProcessor:
         """Return the next seed of the engine's own stream; a given engine seed repeats the stream."""
         if self._model.seed is None:
             return secrets.randbits(_SEED_BITS)
-        self._num_unseeded += 1
-        text = f"{self._model.seed}:{self._num_unseeded}".encode()
+        text = f"{self._model.seed}:{next(self._unseeded)}".encode()
         digest = hashlib.blake2b(text, digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pagemill.config import IN_PROCESS, EngineConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.engine.input_processor import InputProcessor
-from pagemill.engine.output_processor import OutputProcessor, ProcessedStep
+from pagemill.engine.output_processor import OutputProcessor
 from pagemill.engine.resolve import resolve_engine
 from pagemill.engine.stat_loggers import make_stat_loggers
 from pagemill.engine.stats import StatLogger, StepCounts
@@ -22,14 +22,28 @@ from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError, NotSupportedError, RequestError
 from pagemill.executor import EXECUTORS
 from pagemill.executor.base import Executor, MemoryPlan
-from pagemill.log import get_logger
-from pagemill.messages import EngineRequest, SchedulerOutput, StepOutput
+from pagemill.log import get_logger, setup_logging
+from pagemill.messages import EngineRequest, SchedulerOutput, SequenceUpdate, StepOutput
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import SamplingParams
 from pagemill.tokenizer.base import Tokenizer
 
 logger = get_logger(__name__)
 E = TypeVar("E", bound="LLMEngine")
+
+
+class _Laps:
+    """Seconds by part of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """Say that `part` ends now; the next begins."""
+        now = time.perf_counter()
+        self.seconds[part] = now - self._start
+        self._start = now
 
 
 class LLMEngine:
@@ -71,6 +85,7 @@ class LLMEngine:
 
         `stat_loggers` None means those that the arguments ask for: the log line and Prometheus.
         """
+        setup_logging()
         config, tokenizer = resolve_engine(args)
         for note in config.notes:
             logger.info("%s", note)
@@ -117,6 +132,8 @@ class LLMEngine:
 
         Unknown and ended ids are passed over: a request may end while its abort is on the way.
         """
+        if self._dead is not None:
+            return []  # whatever ran has ended with the engine
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         counts, now = StepCounts(), time.monotonic()
         outputs = []
@@ -152,23 +169,16 @@ class LLMEngine:
             raise
 
     def _step(self) -> list[RequestOutput]:
-        start = time.perf_counter()
-        counts = StepCounts()
+        counts, laps = StepCounts(), _Laps()
         scheduled = self._scheduler.schedule()
-        planned = time.perf_counter()
+        laps.end("schedule")
         result = self._execute(scheduled)
-        executed = time.perf_counter()
+        laps.end("execute")
         updates = self._scheduler.update(scheduled, result)
-        updated = time.perf_counter()
-        now = time.monotonic()
-        processed = self._outputs.process(updates, now, counts)
-        self._finish_string_stops(processed)
-        outputs = self._outputs.ignore(scheduled.ignored, now, counts) + processed.outputs
-        if self.config.observability.debug:
-            self._scheduler.check_invariants()
-        timings = {"schedule": planned - start, "execute": executed - planned}
-        timings |= {"update": updated - executed, "process": time.perf_counter() - updated}
-        self._record(counts, scheduled, timings | result.timings_s)
+        laps.end("update")
+        outputs = self._process(scheduled, updates, counts)
+        laps.end("process")
+        self._record(counts, scheduled, laps.seconds | result.timings_s)
         return outputs
 
     def _execute(self, scheduled: SchedulerOutput) -> StepOutput:
@@ -176,9 +186,16 @@ class LLMEngine:
             return StepOutput(scheduled.step_id, ())
         return self._executor.execute(scheduled)
 
-    def _finish_string_stops(self, processed: ProcessedStep) -> None:
+    def _process(
+        self, scheduled: SchedulerOutput, updates: Sequence[SequenceUpdate], counts: StepCounts
+    ) -> list[RequestOutput]:
+        now = time.monotonic()
+        processed = self._outputs.process(updates, now, counts)
         for stop in processed.string_stops:
             self._scheduler.finish(stop.seq_id, "stop", stop.stop)
+        if self.config.observability.debug:
+            self._scheduler.check_invariants()
+        return self._outputs.ignore(scheduled.ignored, now, counts) + processed.outputs
 
     def _record(
         self,

@@ -69,10 +69,11 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
     """Return the settled configuration and the tokenizer, which settling has to read anyway."""
     check_arguments(args)
     notes = _Notes()
-    device_name, device_reason = resolve_device(args.device)
-    device = DEVICES.load(device_name)()
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     tokenizer = read_tokenizer(args)
+    # Torch comes in here; what can be wrong without it has been found by now.
+    device_name, device_reason = resolve_device(args.device)
+    device = DEVICES.load(device_name)()
     model = _model(args, path, tokenizer, device, notes)
     config = EngineConfig(
         model=model,
