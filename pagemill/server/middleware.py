@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -70,7 +71,10 @@ class ApiKeys:
 
 
 class RequestLog:
-    """Logs one line a request when it is over; a client that left shows as 499."""
+    """Logs one line a request when it is over; a client that left shows as 499.
+
+    What machines ask every few seconds (`OPEN_PATHS`) shows at the level DEBUG only.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -96,11 +100,13 @@ class RequestLog:
             await self._app(scope, receive, watched)
         finally:
             client = scope.get("client")
-            logger.info(
+            path = _path(scope)
+            logger.log(
+                logging.DEBUG if path in OPEN_PATHS else logging.INFO,
                 "%s %s %s %d %.3f s",
                 client[0] if client else "-",
                 scope["method"],
-                _path(scope),
+                path,
                 status if complete else CLIENT_CLOSED,
                 time.monotonic() - start,
             )

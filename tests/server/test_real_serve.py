@@ -176,8 +176,9 @@ def test_example_of_the_official_client_runs(serve: Serve) -> None:
 
 
 def test_log_has_one_line_a_request_and_says_what_was_settled(serve: Serve) -> None:
-    httpx.get(f"{serve.url}/version")
-    until(lambda: any("GET /version 200" in line for line in serve.log))
+    httpx.get(f"{serve.url}/v1/models")
+    until(lambda: any("GET /v1/models 200" in line for line in serve.log))
+    assert not any("GET /ready" in line or "GET /metrics" in line for line in serve.log)
     assert any("max_model_len = 2048" in line for line in serve.log)
 
 
