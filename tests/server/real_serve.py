@@ -17,7 +17,7 @@ from tests.server.harness import until
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120.0
-_READY = re.compile(r"ready: serving (\S+) on (http://127\.0\.0\.1:(\d+))")
+_READY = re.compile(r"ready: serving (\S+) on (https?://127\.0\.0\.1:(\d+))")
 
 
 @dataclass

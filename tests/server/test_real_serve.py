@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -202,7 +204,7 @@ def test_signal_while_the_model_loads_ends_both_processes_with_exit_code_0(
         if moment == "port open":
             until(lambda: _listens(serve.process.pid), timeout_s=60)
         assert serve.end(signal.SIGTERM) == 0, serve.log
-        assert not Path(f"/proc/{engine}").exists()
+    until(lambda: not Path(f"/proc/{engine}").exists())
 
 
 def test_death_of_the_engine_process_ends_the_stream_with_an_error_and_the_server_with_1(
@@ -253,6 +255,29 @@ def test_unix_socket(tiny_llama: Path, tmp_path: Path) -> None:
             assert http.get("/version").status_code == 200
             until(lambda: http.get("/ready").status_code == 200, timeout_s=120)
         assert serve.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_tls(tiny_llama: Path, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    trust = ssl.create_default_context(cafile=str(certificate))
+    words = ["--ssl-keyfile", str(key), "--ssl-certfile", str(certificate)]
+    with ready(str(tiny_llama), *words) as serve:
+        assert serve.url.startswith("https://")
+        assert httpx.get(f"{serve.url}/health", verify=trust).status_code == 200
+        assert serve.end(signal.SIGTERM) == 0
+
+
+def test_missing_certificate_is_one_line_and_exit_code_1(tiny_llama: Path) -> None:
+    with started(str(tiny_llama), "--ssl-certfile", "nowhere.pem") as serve:
+        assert serve.process.wait(60) == 1
+    assert "pagemill: error: ssl_certfile" in serve.log[-1]
 
 
 def _listens(pid: int) -> bool:
