@@ -40,3 +40,12 @@ def log_level() -> str:
 def omp_num_threads() -> str | None:
     """Return OMP_NUM_THREADS as the user set it, or None."""
     return os.environ.get("OMP_NUM_THREADS")
+
+
+def limit_onednn_caches(num_entries: int) -> None:
+    """Bound the compiled matrix products that oneDNN, and torch's layer over it, keep.
+
+    Both read these variables at their first product. A value that the user set stays.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(num_entries))
+    os.environ.setdefault("LRU_CACHE_CAPACITY", str(num_entries))

@@ -19,6 +19,10 @@ class Device(Protocol):
         """Return the memory this process may still take."""
         ...
 
+    def library_bytes(self, dtype: str) -> int:
+        """Return what the device's libraries come to keep for themselves when computing in `dtype`."""
+        ...
+
     def default_num_threads(self) -> int:
         """Return how many compute threads suit the device's host side."""
         ...

@@ -4,7 +4,7 @@
     usable      available * gpu_memory_utilization
     weights     parameters in the model's dtype
     activations the worst-case step: max_num_batched_tokens tokens of sequences at max_model_len, then
-                max_num_seqs rows of logits and the sampler
+                max_num_seqs rows of logits and the sampler; and what the device's libraries keep
     KV cache    the rest, in whole blocks; or kv_cache_memory_bytes outright
 
 Called by the worker, and by `pagemill plan` with the same arithmetic.
@@ -40,6 +40,7 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
     model = build_meta_model(config.model)
     weights = weight_bytes(model)
     peak = peak_activation_bytes(config, model, device.attention_backend)
+    peak += device.library_bytes(config.model.dtype)
     free = usable - weights - peak
     if config.cache.kv_cache_memory_bytes is not None:
         free = config.cache.kv_cache_memory_bytes

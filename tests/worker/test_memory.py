@@ -1,0 +1,166 @@
+"""The memory plan: its arithmetic, its errors whose advice works, and a real worst-case step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagemill.config import EngineConfig
+from pagemill.errors import CacheTooSmallError
+from pagemill.models import MODELS
+from pagemill.worker.memory import plan_memory
+from tests.fakes.fake_model import fake_config
+
+MIB = 1 << 20
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 16384,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def make_config(dtype: str = "float32", **cache: Any) -> EngineConfig:
+    base = fake_config(
+        hf_config=LLAMA,
+        max_model_len=1024,
+        block_size=16,
+        max_num_batched_tokens=1024,
+        max_num_seqs=64,
+        model_type="llama",
+        dtype=dtype,
+        shape=MODELS.load("llama").read_shape(LLAMA),
+    )
+    cache = {"num_blocks": None, "dtype": dtype, **cache}
+    return dataclasses.replace(base, cache=dataclasses.replace(base.cache, **cache))
+
+
+def with_len(config: EngineConfig, max_model_len: int) -> EngineConfig:
+    return dataclasses.replace(
+        config, model=dataclasses.replace(config.model, max_model_len=max_model_len)
+    )
+
+
+def num_parameters() -> int:
+    hidden, inner = LLAMA["hidden_size"], LLAMA["intermediate_size"]
+    attention = hidden * 64 * (8 + 4 + 4 + 8)
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    return LLAMA["vocab_size"] * hidden + 8 * layer + hidden
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_parts_add_up(dtype: str, size: int) -> None:
+    plan = plan_memory(make_config(dtype), 1024 * MIB)
+    assert plan.available_bytes == 1024 * MIB
+    assert plan.usable_bytes == 512 * MIB
+    # rotary tables and the like are small
+    assert num_parameters() * size <= plan.weight_bytes <= num_parameters() * size + MIB
+    assert plan.block_bytes == 16 * 8 * 2 * 4 * 64 * size
+    free = plan.usable_bytes - plan.weight_bytes - plan.peak_activation_bytes
+    assert plan.num_blocks == free // plan.block_bytes
+    assert plan.kv_cache_bytes == plan.num_blocks * plan.block_bytes
+    assert plan.num_tokens == plan.num_blocks * 16
+    assert plan.num_full_requests == plan.num_tokens / 1024
+
+
+def test_pool_is_no_larger_than_a_full_step_can_use() -> None:
+    plan = plan_memory(make_config(), 1 << 40)
+    assert plan.num_full_requests == 64
+
+
+def test_pool_size_can_be_set_outright() -> None:
+    plan = plan_memory(make_config(kv_cache_memory_bytes=100 * MIB), MIB)
+    assert plan.num_blocks == 100 * MIB // plan.block_bytes
+
+
+def test_bigger_steps_need_more_activations() -> None:
+    config = make_config()
+    peaks = [
+        plan_memory(
+            dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, **change)),
+            1 << 34,
+        ).peak_activation_bytes
+        for change in (
+            {},
+            {"max_num_batched_tokens": 4096},
+            {"max_num_seqs": 4096, "max_num_batched_tokens": 4096},
+        )
+    ]
+    assert peaks[0] < peaks[1] < peaks[2]
+
+
+def test_longest_length_of_the_advice_fits() -> None:
+    config = make_config()
+    tight = plan_memory(config, 1024 * MIB)
+    fixed = tight.weight_bytes + tight.peak_activation_bytes
+    available = 2 * (fixed + 40 * tight.block_bytes + 5)
+    with pytest.raises(CacheTooSmallError) as caught:
+        plan_memory(config, available)
+    text = str(caught.value)
+    longest = int(re.search(r"lower max_model_len to (\d+)", text)[1])  # type: ignore[index]
+    assert longest == 40 * 16
+    assert plan_memory(with_len(config, longest), available).num_full_requests >= 1
+    assert "max_model_len = 1024" in text and "gpu_memory_utilization = 0.5" in text
+
+    share = float(re.search(r"raise gpu_memory_utilization to ([\d.]+)", text)[1])  # type: ignore[index]
+    plan_memory(make_config(gpu_memory_utilization=share), available)
+    size = int(re.search(r"kv_cache_memory_bytes to at least (\d+)", text)[1])  # type: ignore[index]
+    assert plan_memory(make_config(kv_cache_memory_bytes=size), available).num_full_requests == 1
+
+
+def test_outright_pool_too_small_says_how_much_is_needed() -> None:
+    with pytest.raises(CacheTooSmallError, match="raise kv_cache_memory_bytes") as caught:
+        plan_memory(make_config(kv_cache_memory_bytes=3 * MIB), 1 << 40)
+    size = int(re.search(r"to at least (\d+)", str(caught.value))[1])  # type: ignore[index]
+    with pytest.raises(CacheTooSmallError):
+        plan_memory(make_config(kv_cache_memory_bytes=size - 1), 1 << 40)
+    plan_memory(make_config(kv_cache_memory_bytes=size), 1 << 40)
+
+
+def test_no_room_at_all_names_the_step_sizes() -> None:
+    with pytest.raises(CacheTooSmallError, match="max_num_batched_tokens") as caught:
+        plan_memory(make_config(), 10 * MIB)
+    assert "lower max_model_len" not in str(caught.value)
+    assert "0 bytes is free" in str(caught.value)
+
+
+def test_planning_builds_no_weights(tmp_path: Path) -> None:
+    big = {**LLAMA, "hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672}
+    config = make_config()
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model, hf_config=big, shape=MODELS.load("llama").read_shape(big)
+        ),
+    )
+    assert plan_memory(config, 1 << 42).weight_bytes > 1 << 37
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resident_memory_of_the_worst_step_is_within_a_tenth_of_the_plan(dtype: str) -> None:
+    script = Path(__file__).parent / "worst_step.py"
+    done = subprocess.run(
+        [sys.executable, str(script), dtype], capture_output=True, text=True, check=True
+    )
+    measured = json.loads(done.stdout)
+    used, planned = measured["resident_bytes"], measured["planned_bytes"]
+    assert abs(used - planned) < 0.1 * planned, measured
