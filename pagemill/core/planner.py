@@ -6,14 +6,16 @@ The order of a plan:
 2. running sequences with more left (chunks of prompts, or of what is computed again): after the decodes,
    so that a long prompt never holds them up;
 3. waiting sequences in the order of the policy, up to the first that does not fit. None is admitted in
-   a step in which a running sequence fell short of blocks.
+   a step that preempts: it would pass the victim.
 
 Each takes from one budget of tokens; waiting ones also need a seat (`max_num_seqs`). A waiting sequence
-is admitted when the blocks for all its known tokens are free, beside those that running prompts will
-still need: one that would be preempted halfway through its prompt is not begun.
+is admitted when the blocks for all its known tokens are free, though its first chunk may need fewer: one
+that would run out of blocks halfway through its prompt is not begun. Nobody is admitted beside an
+unfinished prompt, since that takes what is left of the budget, so nothing has to be set aside for it.
 
-The plan counts blocks and never names them; the block manager's commit picks them. Counts are an upper
-bound: the commit frees all victims first, so it finds at least as many free blocks and no more sharing.
+The plan counts blocks and never names them; the block manager's commit picks them. The commit cannot run
+out: it frees all victims first, so each block that it finds shared was shared in the plan too, and a block
+that a victim frees in the plan alone is one that a planned sequence then keeps instead of a copy.
 
 Called by the scheduler.
 """
@@ -54,9 +56,8 @@ class PlanView:
 
     running: Iterable[Sequence]  # in the order of admission_key
     waiting: Iterable[Sequence]  # likewise; read only as far as sequences are admitted
-    holders: Callable[
-        [], Iterable[Sequence]
-    ]  # waiting ones with blocks; asked when blocks are short
+    # Waiting ones with blocks; asked when blocks are short.
+    holders: Callable[[], Iterable[Sequence]]
     blocks: BlockView
 
 
@@ -82,7 +83,6 @@ class StepPlan:
 
     scheduled: tuple[PlannedSequence, ...]
     preempted: tuple[Sequence, ...]  # lose their blocks; never among `scheduled`
-    num_new_blocks: int  # at most; copies of shared blocks included
 
 
 def plan_step(view: PlanView, limits: StepLimits, policy: Policy) -> StepPlan:
@@ -95,7 +95,6 @@ class _BlockDraft:
 
     def __init__(self, view: BlockView) -> None:
         self.free = view.num_free
-        self.num_new = 0
         self._view = view
         self._size = view.block_size
         self._refs: dict[int, int] = {}  # planned ref counts, where they differ
@@ -136,14 +135,12 @@ class _BlockDraft:
         for block in shared:
             self._refs[block] = self._ref(block) - 1
         self.free -= num_new
-        self.num_new += num_new
         self._charged[sequence.seq_id] = (num_new, shared)
 
     def release(self, sequence: Sequence) -> None:
         """Give back what the sequence was charged and what it holds."""
         num_new, left = self._charged.pop(sequence.seq_id, (0, []))
         self.free += num_new
-        self.num_new -= num_new
         for block in self._view.table(sequence.seq_id):
             if block in left:
                 continue
@@ -182,8 +179,6 @@ class _Draft:
         self._planned: dict[int, PlannedSequence] = {}
         self._preempted: dict[int, Sequence] = {}
         self._victims: VictimQueue | None = None
-        self._is_short = False  # a running sequence got fewer blocks than it could use
-        self._reserved = 0  # blocks that planned prompts will need in later steps
 
     def plan(self) -> StepPlan:
         """Return the finished plan."""
@@ -195,12 +190,10 @@ class _Draft:
                 prompts.append(sequence)
         for sequence in prompts:
             self._continue(sequence)
-        if not self._is_short and not self._preempted:
-            self._admit()
+        self._admit()
         return StepPlan(
             scheduled=tuple(self._planned.values()),
             preempted=tuple(self._preempted.values()),
-            num_new_blocks=self._blocks.num_new,
         )
 
     def _continue(self, sequence: Sequence) -> None:
@@ -215,11 +208,9 @@ class _Draft:
         fitting = self._blocks.tokens_that_fit(sequence, wanted)
         while fitting == 0:
             if not self._preempt_for(sequence):
-                self._is_short = True
-                return
+                return  # it keeps its seat and its blocks, and tries again in the next step
             wanted = min(sequence.num_remaining, self._tokens_left)
             fitting = self._blocks.tokens_that_fit(sequence, wanted)
-        self._is_short |= fitting < wanted
         self._schedule(sequence, fitting)
 
     def _admit(self) -> None:
@@ -239,7 +230,7 @@ class _Draft:
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence may begin."""
-        room = self._blocks.free - self._reserved
+        room = self._blocks.free
         if sequence.num_preemptions:
             # Each of the others may need a block soon. Without room for that, the one that comes
             # back would be preempted again, its tokens computed for nothing.
@@ -250,10 +241,6 @@ class _Draft:
         self._blocks.charge(sequence, num_tokens)
         self._planned[sequence.seq_id] = PlannedSequence(sequence, num_tokens)
         self._tokens_left -= num_tokens
-        if num_tokens < sequence.num_remaining:
-            end = sequence.num_computed + num_tokens
-            blocks = self._blocks
-            self._reserved += blocks.blocks_of(sequence.num_tokens) - blocks.blocks_of(end)
 
     def _preempt_for(self, needy: Sequence) -> bool:
         if self._victims is None:

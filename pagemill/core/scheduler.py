@@ -118,6 +118,9 @@ class Scheduler:
         """End a sequence for a reason found outside (a string stop); unknown or ended: nothing."""
         sequence = self._sequences.get(seq_id)
         if sequence is not None:
+            assert sequence.output_token_ids, (
+                "a sequence without output has no text that could stop"
+            )
             self._end(sequence, reason, stop_reason)
 
     def has_unfinished(self) -> bool:
@@ -275,8 +278,7 @@ class Scheduler:
             sequence.num_computed += sequence.num_scheduled
             sequence.num_scheduled = 0
             if share.prompt_logprobs_from is not None:
-                last = min(sequence.num_computed, sequence.num_prompt_tokens - 1)
-                sequence.next_prompt_score = last + 1
+                sequence.next_prompt_score = sequence.num_computed + 1
             updates.extend(self._take(sequence, share, output, now))
         return updates
 

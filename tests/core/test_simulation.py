@@ -204,7 +204,7 @@ class RandomService(RuleBasedStateMachine):
             sample
             for samples in self.sim.samples.values()
             for sample in samples.values()
-            if sample.finish_reason is None
+            if sample.finish_reason is None and sample.token_ids
         ]
         if live:
             sample = data.draw(st.sampled_from(live))
