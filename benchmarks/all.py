@@ -8,6 +8,7 @@ import sys
 COMMANDS = (
     ("benchmarks.startup",),
     ("benchmarks.step_overhead",),
+    ("benchmarks.ops.attention",),
     ("benchmarks.offline", "--cases", "c", "--rounds", "3"),
 )
 
