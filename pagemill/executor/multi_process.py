@@ -14,6 +14,7 @@ EngineDeadError quotes when the child dies. A parent that dies closes the pipe, 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import faulthandler
 import multiprocessing
 import os
@@ -25,6 +26,8 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+
+from torch import Tensor
 
 from pagemill.config import EngineConfig
 from pagemill.errors import EngineDeadError
@@ -93,7 +96,10 @@ class MultiProcessExecutor:
         while self._unread:  # an interrupt came between a step and its answer
             self._receive()
         try:
-            self._pipe.send(scheduled)
+            try:
+                self._pipe.send(scheduled)
+            except (pickle.PicklingError, AttributeError, TypeError):  # nothing was written yet
+                self._pipe.send(_made_sendable(scheduled))
         except OSError as error:
             raise self._dead() from error
         self._unread.append(scheduled.step_id)
@@ -153,6 +159,33 @@ class MultiProcessExecutor:
             f"the worker process ended with {how}; " + (f"it last said:\n{said}" if said else
             "it said nothing (a kill may come from the system running out of memory)")
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsendable:
+    """Stands for logits processors that cannot be pickled: fails their own sequence only."""
+
+    reason: str
+
+    def __call__(self, token_ids: list[int], logits: Tensor) -> Tensor:
+        """Raise, which ends the sequence with this error."""
+        raise TypeError(
+            f"it cannot be sent to the worker's process ({self.reason}); define it at the top level of "
+            "a module, or use distributed_executor_backend='in_process'"
+        )
+
+
+def _made_sendable(step: SchedulerOutput) -> SchedulerOutput:
+    """Replace what cannot be pickled in a step: only logits processors are the caller's own objects."""
+    sequences = []
+    for new in step.new_sequences:
+        try:
+            pickle.dumps(new.sampling)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            spec = dataclasses.replace(new.sampling, logits_processors=(_Unsendable(str(error)),))
+            new = dataclasses.replace(new, sampling=spec)
+        sequences.append(new)
+    return dataclasses.replace(step, new_sequences=tuple(sequences))
 
 
 class _StderrTail:

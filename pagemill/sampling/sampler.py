@@ -55,10 +55,10 @@ def tile_rows(vocab_size: int) -> int:
 def peak_bytes(vocab_size: int) -> int:
     """Return the most temporary memory `Sampler.sample` takes beyond the logits.
 
-    A tile has a copy of the raw logits, the weights, and for one row a sort of the whole vocabulary
-    (float32 keys, int64 order and ids, float64 sums).
+    A tile has a copy of the raw logits, the weights or a second copy and its exponentials, and for one
+    row a sort of the whole vocabulary (float32 keys, int64 order and ids, float64 sums).
     """
-    return 2 * tile_rows(vocab_size) * vocab_size * 4 + vocab_size * 32
+    return 3 * tile_rows(vocab_size) * vocab_size * 4 + vocab_size * 32
 
 
 class Sampler:

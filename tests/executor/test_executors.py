@@ -117,6 +117,15 @@ def test_answer_missed_by_an_interrupt_is_not_taken_for_the_next(
     assert len(generate(shared, 3, SamplingSpec(temperature=0.0))) == 3
 
 
+def test_processor_that_cannot_be_sent_fails_its_own_sequence(
+    shared: MultiProcessExecutor,
+) -> None:
+    spec = SamplingSpec(temperature=0.0, logits_processors=(lambda ids, logits: logits,))
+    output = shared.execute(first_step(spec)).sequences[0]
+    assert output.tokens == () and "in_process" in (output.error or "")
+    assert len(generate(shared, 2, SamplingSpec(temperature=0.0))) == 2
+
+
 def test_interrupt_key_does_not_end_the_worker(shared: MultiProcessExecutor) -> None:
     pid = shared._process.pid
     assert pid is not None
