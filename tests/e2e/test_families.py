@@ -15,7 +15,7 @@ from tests.models.tiny import TINY, save_tiny
 @pytest.mark.parametrize("name", TINY)
 def test_the_engine_gives_the_tokens_and_logprobs_of_transformers(name, tmp_path: Path) -> None:
     theirs = save_tiny(TINY[name], tmp_path)
-    llm = LLM(
+    engine = LLM(
         str(tmp_path),
         skip_tokenizer_init=True,
         dtype="float32",
@@ -28,7 +28,8 @@ def test_the_engine_gives_the_tokens_and_logprobs_of_transformers(name, tmp_path
     params = SamplingParams(
         temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0, detokenize=False
     )
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    with engine as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     for output, prompt in zip(outputs, PROMPTS, strict=True):
         [sample] = output.outputs
         made = list(sample.token_ids)
