@@ -85,7 +85,10 @@ def test_path_that_does_not_exist_asks_no_hub(hub_calls: list[Any], name: str) -
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "../../etc", "..."])
-def test_odd_names_are_config_errors(hub_calls: list[Any], name: str) -> None:
+def test_odd_names_are_config_errors(
+    hub_calls: list[Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a relative name may well exist beside the checkout
     with pytest.raises(PagemillError):
         checkpoint.locate(name)
 
