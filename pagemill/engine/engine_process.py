@@ -1,6 +1,6 @@
 """An engine in a process of its own: the parent's side (`ProcessHome`) and the child's (`main`).
 
-The child is a fresh interpreter that talks through one socket pair in pickled messages. It resolves the
+The child is a fresh interpreter (`executor.child_process`) that talks through one socket pair in pickled messages. It resolves the
 arguments and loads the model, so the parent never imports torch; its first message is Ready or
 StartFailed. A child whose parent is gone reads the end of the socket and ends too. Made by
 `AsyncLLMEngine.from_engine_args`.
@@ -11,12 +11,9 @@ StartFailed. A child whose parent is gone reads the end of the socket and ends t
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import queue
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -43,14 +40,16 @@ from pagemill.engine.tokenizer_source import read_tokenizer
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError
 from pagemill.executor.base import MemoryPlan
+from pagemill.executor.child_process import (
+    exit_text,
+    kill_child,
+    parent_connection,
+    start_child,
+)
 from pagemill.log import logs_to_stdout, setup_logging
 from pagemill.tokenizer.base import Tokenizer
 
 _CLOSE_TIMEOUT_S = 10.0
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from pagemill.engine.engine_process import main; main(int(sys.argv[1]))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +79,14 @@ class ProcessHome:
     shares_process = False
 
     def __init__(self, args: EngineArgs) -> None:
-        own, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", _CHILD, str(theirs.fileno()), json.dumps(sys.path)]
-            self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        self._connection: Connection[Any, Any] = Connection(own.detach())
+        self._child, self._connection = start_child(__name__)
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._ready: Ready | None = None
         self._threads: list[threading.Thread] = []
         # Whoever forgets `close` leaves no child behind: at exit, or when this object goes away. Until
         # `start` there is nothing to end in good order.
         self._finalizer: weakref.finalize[..., ProcessHome] = weakref.finalize(
-            self, _kill, self._child
+            self, kill_child, self._child
         )
         self._connection.send(_Start(args, logs_to_stdout()))
 
@@ -102,7 +97,7 @@ class ProcessHome:
         except (EOFError, ConnectionError):
             code = self._child.wait()
             raise EngineDeadError(
-                f"the engine process ended while it was starting ({_exit_text(code)})"
+                f"the engine process ended while it was starting, with {exit_text(code)}"
             ) from None
         if isinstance(message, StartFailed):
             self._child.wait()
@@ -152,11 +147,6 @@ class ProcessHome:
         self._connection.close()
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-
-
 def _end(child: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[bytes | None]) -> None:
     outgoing.put(pickle.dumps(Shutdown(), pickle.HIGHEST_PROTOCOL))
     outgoing.put(None)
@@ -177,7 +167,7 @@ def _read(
             message = connection.recv()
         except (EOFError, OSError):
             code = child.wait()
-            deliver(EngineDead(f"its process has ended ({_exit_text(code)})"))
+            deliver(EngineDead(f"its process has ended with {exit_text(code)}"))
             return
         deliver(message)
 
@@ -190,20 +180,12 @@ def _write(connection: Connection[Any, Any], outgoing: queue.SimpleQueue[bytes |
             return  # the child is gone; the reader thread says so to everyone
 
 
-def _exit_text(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    return f"killed by {signal.Signals(-code).name}"
-
-
 # ---------------------------------------------------------------- the child's side
 
 
 def main(fd: int) -> None:
     """Run an engine that is spoken to through the socket `fd`; never returns."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
-    os.set_inheritable(fd, False)
-    connection: Connection[Any, Any] = Connection(fd)
+    connection = parent_connection(fd)
     start: _Start = connection.recv()
     setup_logging(sys.stdout if start.log_to_stdout else sys.stderr)
     inbox: Inbox = queue.SimpleQueue()

@@ -1,6 +1,6 @@
 """The worker in a process of its own: messages are pickled over a pipe, one answer a step.
 
-    parent                                  child (spawned)
+    parent                                  child (`executor.child_process`)
     EngineConfig  ------------------------> loads
                   <------------------------ _Ready(plan) | _Failed(error)
     SchedulerOutput ----------------------> executes
@@ -14,23 +14,29 @@ EngineDeadError quotes when the child dies. A parent that dies closes the pipe, 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import faulthandler
-import multiprocessing
 import os
 import pickle
-import signal
+import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from typing import IO
 
 from torch import Tensor
 
 from pagemill.config import EngineConfig
 from pagemill.errors import EngineDeadError
+from pagemill.executor.child_process import (
+    exit_text,
+    kill_child,
+    parent_connection,
+    start_child,
+)
 from pagemill.log import get_logger, setup_logging
 from pagemill.memory_plan import MemoryPlan
 from pagemill.messages import SchedulerOutput, StepOutput
@@ -58,32 +64,25 @@ class _Failed:
 
 
 class MultiProcessExecutor:
-    """An `Executor` over one `Worker` in a spawned process."""
+    """An `Executor` over one `Worker` in a process of its own."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Start the process and wait until it has loaded. Its errors are raised here, as they are."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, child_pipe = context.Pipe()
-        stderr_reader, stderr_writer = context.Pipe(duplex=False)
-        self._process: BaseProcess = context.Process(
-            target=_run_worker,
-            args=(config, child_pipe, stderr_writer),
-            name="pagemill-worker",
-            daemon=True,
+        self._process, self._pipe = start_child(__name__, keep_stderr=True)
+        # Whoever forgets `shutdown` leaves no process behind: at exit, or when this object goes away.
+        self._finalizer: weakref.finalize[..., MultiProcessExecutor] = weakref.finalize(
+            self, kill_child, self._process
         )
-        self._process.start()
-        child_pipe.close()
-        stderr_writer.close()
-        self._tail = _StderrTail(stderr_reader)
+        assert self._process.stderr is not None
+        self._tail = _StderrTail(self._process.stderr)
         self._closed = False
         self._unread: list[int] = []  # ids of steps whose answer was not taken
         try:
-            ready = self._receive()
+            self._plan = self._load(config)
         except BaseException:
+            self._finalizer()  # it has nothing to end in good order yet
             self.shutdown()
             raise
-        assert isinstance(ready, _Ready)
-        self._plan = ready.plan
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -111,7 +110,7 @@ class MultiProcessExecutor:
         """Raise EngineDeadError when the process is gone."""
         if self._closed:
             raise EngineDeadError("the executor was shut down; make a new engine")
-        if not self._process.is_alive():
+        if self._process.poll() is not None:
             raise self._dead()
 
     def shutdown(self) -> None:
@@ -123,12 +122,19 @@ class MultiProcessExecutor:
             self._pipe.send(None)
         except OSError:
             logger.debug("the worker process was gone before it was asked to end")
-        self._process.join(_SHUTDOWN_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._wait()
+        self._finalizer()
         self._pipe.close()
         self._tail.close()
+
+    def _load(self, config: EngineConfig) -> MemoryPlan:
+        try:
+            self._pipe.send(config)
+        except OSError as error:
+            raise self._dead() from error
+        ready = self._receive()
+        assert isinstance(ready, _Ready)
+        return ready.plan
 
     def _receive(self) -> _Ready | StepOutput:
         """Return the child's next message; raise what it failed with."""
@@ -147,16 +153,20 @@ class MultiProcessExecutor:
         assert isinstance(message, (_Ready, StepOutput))
         return message
 
+    def _wait(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SHUTDOWN_TIMEOUT_S)
+
     def _dead(self) -> EngineDeadError:
-        self._process.join(_SHUTDOWN_TIMEOUT_S)
-        code = self._process.exitcode
-        how = f"exit code {code}"
-        if code is not None and code < 0:
-            how += f" ({signal.Signals(-code).name})"
+        self._wait()
+        code = self._process.poll()
+        how = "the worker process no longer answers"
+        if code is not None:
+            how = f"the worker process ended with {exit_text(code)}"
         self._tail.close()
         said = "\n".join(self._tail.lines())
         return EngineDeadError(
-            f"the worker process ended with {how}; " + (f"it last said:\n{said}" if said else
+            f"{how}; " + (f"it last said:\n{said}" if said else
             "it said nothing (a kill may come from the system running out of memory)")
         )  # fmt: skip
 
@@ -191,7 +201,7 @@ def _made_sendable(step: SchedulerOutput) -> SchedulerOutput:
 class _StderrTail:
     """Passes a child's stderr on and remembers its last lines."""
 
-    def __init__(self, reader: Connection) -> None:
+    def __init__(self, reader: IO[bytes]) -> None:
         self._reader = reader
         self._last: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._thread = threading.Thread(target=self._copy, name="pagemill-stderr", daemon=True)
@@ -218,17 +228,13 @@ class _StderrTail:
             self._last.append(rest)
 
 
-def _run_worker(config: EngineConfig, pipe: Connection, stderr: Connection) -> None:
+def main(fd: int) -> None:
     """Be the child: load, then answer steps until told to end or the parent is gone."""
-    os.dup2(stderr.fileno(), 2)
-    stderr.close()
     faulthandler.enable()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the parent, which ends this process
+    pipe = parent_connection(fd)
     setup_logging()
     try:
-        worker = Worker(config)
+        worker = Worker(pipe.recv())
         pipe.send(_Ready(worker.memory_plan))
         while (step := pipe.recv()) is not None:
             pipe.send(_answer(worker, step))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -75,7 +74,7 @@ def shared(folder: Path) -> Iterator[MultiProcessExecutor]:
     executor.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         executor.check_health()
-    assert not [p for p in multiprocessing.active_children() if p.name == "pagemill-worker"]
+    assert executor._process.returncode == 0
 
 
 def test_names_and_aliases() -> None:
@@ -154,6 +153,33 @@ def test_errors_of_loading_keep_type_and_message(folder: Path) -> None:
     cache = dataclasses.replace(config.cache, num_blocks=None, kv_cache_memory_bytes=5000)
     with pytest.raises(CacheTooSmallError, match="kv_cache_memory_bytes"):
         MultiProcessExecutor(dataclasses.replace(config, cache=cache))
+
+
+UNGUARDED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.executor.test_executors import config_of, generate
+from pagemill.executor.multi_process import MultiProcessExecutor
+from pagemill.messages import SamplingSpec
+executor = MultiProcessExecutor(config_of(Path({folder!r}), "multi_process"))
+print(executor._process.pid, generate(executor, 3, SamplingSpec(temperature=0.0)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("source", ["file", "standard input"])
+def test_program_needs_no_guard_and_leaves_no_worker_behind(
+    folder: Path, tmp_path: Path, source: str, shared: MultiProcessExecutor
+) -> None:
+    text = UNGUARDED.format(root=str(Path(__file__).parents[2]), folder=str(folder))
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    command = [sys.executable, "-" if source == "standard input" else str(script)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    worker_pid, tokens = done.stdout.split(maxsplit=1)
+    assert json.loads(tokens) == generate(shared, 3, SamplingSpec(temperature=0.0))
+    assert not is_running(int(worker_pid))
 
 
 PARENT = """
