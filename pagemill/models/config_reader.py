@@ -19,6 +19,10 @@ T = TypeVar("T", int, float, bool, str)
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
+# Far over any model; a damaged or hostile file must not make us build what no machine can hold.
+MAX_SIZE = 2**30
+MAX_LAYERS = 10_000
+
 
 class ConfigReader:
     """Reads one model's configuration. A null value counts as an absent one."""
@@ -61,10 +65,19 @@ class ConfigReader:
         return self.optional(kind, key) if key in self.config else default
 
     def size(self, *keys: str, default: int | None = None) -> int:
-        """Return a whole number of at least 1."""
+        """Return a whole number from 1 to MAX_SIZE."""
+        return self._sized(keys, default, MAX_SIZE)
+
+    def num_layers(self, *keys: str) -> int:
+        """Return the number of layers, from 1 to MAX_LAYERS."""
+        return self._sized(keys or ("num_hidden_layers",), None, MAX_LAYERS)
+
+    def _sized(self, keys: tuple[str, ...], default: int | None, highest: int) -> int:
         value = self.read(int, *keys, default=default)
         if value < 1:
             raise self.error(self.find(*keys)[0], value, "it must be at least 1")
+        if value > highest:
+            raise self.error(self.find(*keys)[0], value, f"it must be at most {highest}")
         return value
 
     def positive(self, *keys: str, default: float | None = None) -> float:
@@ -110,11 +123,13 @@ class ConfigReader:
             raise self.error(
                 "num_attention_heads", num_heads, f"it must divide the hidden size {hidden}"
             )
-        return (
-            num_heads,
-            num_kv_heads,
-            self.size("head_dim", default=head_dim or hidden // num_heads),
-        )
+        size = self.size("head_dim", default=head_dim or hidden // num_heads)
+        if num_heads * size > MAX_SIZE:
+            raise self.error(
+                "head_dim", size, f"with {num_heads} query heads it must be at most "
+                f"{MAX_SIZE // num_heads}",
+            )  # fmt: skip
+        return num_heads, num_kv_heads, size
 
     def windows(self, window: int | None, default_types: list[str]) -> tuple[int | None, ...]:
         """Return each layer's window: `layer_types` decides where it is given, else the default.

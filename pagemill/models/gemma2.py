@@ -111,7 +111,7 @@ class Gemma2(DecoderLM):
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:
         """Read the sizes and windows."""
-        num_layers = reader.size("num_hidden_layers")
+        num_layers = reader.num_layers()
         usual = [FULL if index % 2 else SLIDING for index in range(num_layers)]
         return gemma_sizes(reader, usual, vocab_size=None)
 

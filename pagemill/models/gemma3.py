@@ -63,7 +63,7 @@ class Gemma3(DecoderLM):
             "attn_logit_softcapping", (), reason="Gemma 3 caps no attention scores; set it to null"
         )
         every = reader.size("sliding_window_pattern", default=6)
-        num_layers = reader.size("num_hidden_layers")
+        num_layers = reader.num_layers()
         usual = [SLIDING if (index + 1) % every else FULL for index in range(num_layers)]
         return gemma_sizes(reader, usual, vocab_size=262_208)
 

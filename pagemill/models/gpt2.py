@@ -44,7 +44,7 @@ class GPT2(DecoderLM):
             "add_cross_attention", (False,), reason="only decoders without an encoder are supported"
         )
         hidden = reader.size("hidden_size", "n_embd")
-        num_layers = reader.size("num_hidden_layers", "n_layer")
+        num_layers = reader.num_layers("num_hidden_layers", "n_layer")
         return make_shape(
             reader, (None,) * num_layers, reader.heads(),
             intermediate_size=reader.size("n_inner", default=4 * hidden),

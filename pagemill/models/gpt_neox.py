@@ -48,7 +48,7 @@ class GPTNeoX(DecoderLM):
         reader.require(
             "num_key_value_heads", (num_heads,), reason=f"it must equal the {num_heads} query heads"
         )
-        num_layers = reader.size("num_hidden_layers")
+        num_layers = reader.num_layers()
         return make_shape(
             reader, (None,) * num_layers, reader.heads(),
             intermediate_size=reader.size("intermediate_size"),

@@ -18,7 +18,7 @@ class Mistral(DecoderLM):
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:
         """Read the sizes and windows."""
-        num_layers = reader.size("num_hidden_layers")
+        num_layers = reader.num_layers()
         window = reader.nullable(int, "sliding_window", 4096)
         usual = [FULL if window is None else SLIDING] * num_layers
         return make_shape(

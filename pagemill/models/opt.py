@@ -45,7 +45,7 @@ class OPT(DecoderLM):
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:
         """Read the sizes."""
-        num_layers = reader.size("num_hidden_layers")
+        num_layers = reader.num_layers()
         return make_shape(
             reader, (None,) * num_layers, reader.heads(), intermediate_size=reader.size("ffn_dim")
         )

@@ -31,7 +31,7 @@ class Phi3(DecoderLM):
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:
         """Read the sizes and windows."""
-        num_layers = reader.size("num_hidden_layers")
+        num_layers = reader.num_layers()
         window = reader.optional(int, "sliding_window")
         usual = [FULL if window is None else SLIDING] * num_layers
         return make_shape(

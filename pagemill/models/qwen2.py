@@ -15,7 +15,7 @@ from pagemill.models.weight_map import WeightMap
 
 def read_qwen_sizes(reader: ConfigReader, *, head_dim: int | None) -> ModelShape:
     """Read the sizes; windows apply from layer `max_window_layers` on, if switched on at all."""
-    num_layers = reader.size("num_hidden_layers")
+    num_layers = reader.num_layers()
     window = None
     if reader.read(bool, "use_sliding_window", default=False):
         window = reader.nullable(int, "sliding_window", 4096)

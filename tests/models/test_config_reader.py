@@ -60,6 +60,31 @@ def test_sizes_are_at_least_one(value) -> None:
         ConfigReader({"hidden_size": value}).size("hidden_size")
 
 
+@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "head_dim"]
+)
+def test_absurd_sizes_are_refused_before_anything_is_built_by_them(name, key) -> None:
+    model_type = name.partition("-")[0]
+    keys = {
+        "num_hidden_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+    }
+    if model_type == "gpt2":
+        key = keys.get(key, key)
+    config = {**TINY[name].sizes, "model_type": model_type, key: 10**12}
+    config.pop("num_key_value_heads", None)
+    with pytest.raises(CheckpointError, match=rf"{key} is 1000000000000; it must be at most"):
+        MODELS.load(model_type).read_shape(config)
+
+
+def test_heads_and_their_size_are_bounded_together() -> None:
+    reader = ConfigReader({"num_attention_heads": 2**20, "hidden_size": 64, "head_dim": 2**20})
+    with pytest.raises(CheckpointError, match=r"head_dim is 1048576; with 1048576 query heads"):
+        reader.heads()
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_positive_numbers_are_finite_and_over_zero(value) -> None:
     with pytest.raises(CheckpointError, match="over 0"):
