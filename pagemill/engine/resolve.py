@@ -30,7 +30,7 @@ from pagemill.engine.argument_checks import check_arguments
 from pagemill.engine.generation_defaults import end_token_ids, sampling_defaults
 from pagemill.engine.tokenizer_source import read_tokenizer, tokenizer_path
 from pagemill.engine_args import EngineArgs
-from pagemill.errors import CheckpointError, ConfigError
+from pagemill.errors import CheckpointError, ConfigError, NotSupportedError
 from pagemill.executor import EXECUTORS
 from pagemill.models import MODELS
 from pagemill.tokenizer.base import Tokenizer
@@ -124,7 +124,7 @@ def _model(
         generation_config=defaults,
         shape=shape,
         dtype=_dtype(args, device, hf_config, notes),
-        quantization=args.quantization,
+        quantization=_quantization(args, hf_config),
         max_model_len=_max_model_len(args, shape, notes),
         seed=args.seed,
         eos_token_ids=end_token_ids(hf_config, generation, tokenizer, shape.vocab_size),
@@ -153,6 +153,27 @@ def _dtype(args: EngineArgs, device: Device, hf_config: dict[str, Any], notes: _
     if args.dtype == "auto":
         notes.say("dtype", settled, f"{reason} ({key})")
     return settled
+
+
+def _quantization(args: EngineArgs, hf_config: dict[str, Any]) -> str | None:
+    """Return the weight format; one that the checkpoint names is refused by its name.
+
+    Such files may hold tensors of the right names and shapes whose numbers mean something else.
+    """
+    text = hf_config.get("text_config")
+    for source in (hf_config, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = source.get(key)
+            if found is None:
+                continue
+            method = found.get("quant_method") if isinstance(found, dict) else found
+            raise NotSupportedError(
+                f"the weights of this checkpoint are quantized ({key} of config.json: "
+                f"{method or 'compressed-tensors'}), and this version reads safetensors in float32, "
+                "bfloat16 and float16 only; use the original model, or a GGUF file. Weights that were "
+                f'dequantized load with hf_overrides {{"{key}": null}}'
+            )
+    return args.quantization
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Names of a checkpoint's tensors to places in a model.
 
 Each architecture has one `WeightMap`; `match` holds it against what the files bring and finds, before
-any data is read, every tensor that is missing, unknown, there twice or of the wrong shape. Called by
+any data is read, every tensor that is missing, unknown, there twice, of the wrong shape or of
+a type that only a quantized format explains. Called by
 `loader`.
 """
 
@@ -20,6 +21,8 @@ from pagemill.quant.base import Loadable, Target
 
 # Names listed of each kind of trouble; the rest is counted.
 _MOST_NAMES = 12
+# The types of numbers that are no weights by themselves; cast, they would load and mean nothing.
+_NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64|F8_.*|F6_.*|F4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +74,11 @@ def match(
 ) -> dict[str, Target]:
     """Return the target of each tensor of the files that has one.
 
-    Raises CheckpointError listing the missing, unknown, doubled and misshapen names.
+    Raises CheckpointError listing the missing, unknown, doubled, misshapen and quantized names.
     """
     targets: dict[str, Target] = {}
     given: dict[str, str] = {}
-    doubled, unknown, misshapen = [], [], []
+    doubled, unknown, misshapen, encoded = [], [], [], []
     for name, info in infos.items():
         plain = weight_map.normalize(name)
         if plain is None:
@@ -90,10 +93,13 @@ def match(
             targets[name] = target
             if tuple(info.shape) != target.shape:
                 misshapen.append(f"{name} is {list(info.shape)}, needed {list(target.shape)}")
+            if _NO_WEIGHTS.fullmatch(info.dtype):
+                encoded.append(f"{name} is {info.dtype}")
     missing = [name for name in expected if name not in given]
     troubles = {
         "missing": missing,
         "of the wrong shape": misshapen,
+        "of a type that holds no plain weights": encoded,
         "there twice": doubled,
         "unknown to this architecture": unknown,
     }

@@ -19,7 +19,7 @@ import torch
 from pagemill.attention import BACKENDS
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
-from pagemill.errors import CacheTooSmallError
+from pagemill.errors import CacheTooSmallError, ConfigError
 from pagemill.memory_plan import MemoryPlan
 from pagemill.models.base import CausalLM
 from pagemill.models.loader import build_meta_model
@@ -62,6 +62,20 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
     if num_blocks < _blocks_of(config.model.max_model_len, block_size):
         raise CacheTooSmallError(_too_small(config, plan, max(0, free)))
     return plan
+
+
+def check_fits(plan: MemoryPlan) -> None:
+    """Refuse to load what this machine cannot hold, whoever chose the size of the pool.
+
+    A plan may be made for another machine; a worker that goes past what its own has ends it instead.
+    """
+    needed = plan.weight_bytes + plan.kv_cache_bytes
+    if needed > plan.available_bytes:
+        raise ConfigError(
+            f"weights take {_size(plan.weight_bytes)} and the KV cache {_size(plan.kv_cache_bytes)}, "
+            f"but {_size(plan.available_bytes)} of memory is available. Lower kv_cache_memory_bytes, "
+            "choose a smaller model or dtype, or free memory"
+        )
 
 
 def weight_bytes(model: CausalLM) -> int:

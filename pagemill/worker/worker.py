@@ -19,7 +19,7 @@ from pagemill.memory_plan import MemoryPlan
 from pagemill.messages import SchedulerOutput, StepOutput
 from pagemill.models.loader import load_model
 from pagemill.sampling.sampler import Sampler
-from pagemill.worker.memory import plan_memory
+from pagemill.worker.memory import check_fits, plan_memory
 from pagemill.worker.model_runner import ModelRunner
 
 logger = get_logger(__name__)
@@ -33,6 +33,7 @@ class Worker:
         device = DEVICES.load(config.device.device)()
         device.configure(config.device.num_threads)
         self._plan = plan_memory(config, device.available_bytes())
+        check_fits(self._plan)
         start = time.perf_counter()
         dummy = config.model.load_format == "dummy"
         model = load_model(

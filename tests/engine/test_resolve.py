@@ -87,6 +87,34 @@ def test_dtype_may_stand_under_its_new_name(folder: Path, tmp_path: Path) -> Non
     assert resolve(args(new)).model.dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+        ({"quantization_config": "awq"}, "awq"),
+        ({"quantization_config": {}}, "quantization_config"),
+        ({"compression_config": {"format": "pack-quantized"}}, "compressed-tensors"),
+        (
+            {"text_config": {"quantization_config": {"quant_method": "bitsandbytes"}}},
+            "bitsandbytes",
+        ),
+    ],
+)
+def test_quantized_weights_are_refused_by_the_name_of_their_format(
+    folder: Path, tmp_path: Path, keys: dict[str, Any], named: str, load_format: str
+) -> None:
+    quantized = changed(folder, tmp_path, **keys)
+    with pytest.raises(NotSupportedError, match=named):
+        resolve(args(quantized, load_format=load_format))
+
+
+def test_dequantized_weights_load_when_the_caller_says_so(folder: Path, tmp_path: Path) -> None:
+    quantized = changed(folder, tmp_path, quantization_config={"quant_method": "fp8"})
+    resolve(args(quantized, hf_overrides={"quantization_config": None}))
+
+
 def test_a_length_over_the_checkpoint_s_is_refused_with_both_numbers(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"max_model_len is 513,.* 512 tokens"):
         resolve(args(folder, max_model_len=513))

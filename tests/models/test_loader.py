@@ -94,6 +94,26 @@ def test_a_tensor_under_two_names_is_listed_with_both(folder) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "word"),
+    [
+        (torch.int8, "I8"), (torch.uint8, "U8"), (torch.int32, "I32"), (torch.int64, "I64"),
+        (torch.bool, "BOOL"), (torch.complex64, "C64"), (torch.float8_e4m3fn, "F8_E4M3"),
+    ],
+)  # fmt: skip
+def test_numbers_that_only_a_quantized_format_explains_are_no_weights(folder, dtype, word) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    rewrite(folder, lambda tensors: {**tensors, name: tensors[name].to(dtype)})
+    with pytest.raises(CheckpointError, match=rf"no plain weights: 1 \({name} is {word}\)"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_floating_weights_of_any_width_load(folder, dtype) -> None:
+    rewrite(folder, lambda tensors: {name: t.to(dtype) for name, t in tensors.items()})
+    load(folder)
+
+
 def test_all_troubles_come_in_one_error(folder) -> None:
     def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         del tensors["model.norm.weight"]

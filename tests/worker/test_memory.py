@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from pagemill.config import EngineConfig
-from pagemill.errors import CacheTooSmallError
+from pagemill.errors import CacheTooSmallError, ConfigError
 from pagemill.models import MODELS
-from pagemill.worker.memory import plan_memory
+from pagemill.worker.memory import check_fits, plan_memory
+from pagemill.worker.worker import Worker
 from tests.fakes.fake_model import fake_config
 
 MIB = 1 << 20
@@ -89,6 +90,18 @@ def test_pool_is_no_larger_than_a_full_step_can_use() -> None:
 def test_pool_size_can_be_set_outright() -> None:
     plan = plan_memory(make_config(kv_cache_memory_bytes=100 * MIB), MIB)
     assert plan.num_blocks == 100 * MIB // plan.block_bytes
+
+
+def test_what_the_machine_cannot_hold_is_not_loaded() -> None:
+    pool = plan_memory(make_config(kv_cache_memory_bytes=100 * MIB), MIB)
+    with pytest.raises(ConfigError, match=r"KV cache 100\.00 MiB, but 1\.00 MiB of memory"):
+        check_fits(pool)
+    check_fits(plan_memory(make_config(kv_cache_memory_bytes=100 * MIB), 1024 * MIB))
+
+
+def test_a_worker_refuses_a_pool_larger_than_the_memory_before_it_takes_any() -> None:
+    with pytest.raises(ConfigError, match="of memory is available"):
+        Worker(make_config(kv_cache_memory_bytes=1 << 50))
 
 
 def test_bigger_steps_need_more_activations() -> None:
