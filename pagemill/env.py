@@ -1,8 +1,8 @@
 """The only reader of os.environ.
 
 `PAGEMILL_<FIELD>` gives the default of the engine argument or server flag of that name; the few
-variables that are not arguments are the functions here. Called by the argument parser, the logger and
-the checkpoint cache.
+variables that are not arguments are the functions here. Called by the argument parser, the logger, the
+checkpoint cache, `engine.resolve` and the CPU device.
 """
 
 from __future__ import annotations
@@ -49,3 +49,14 @@ def limit_onednn_caches(num_entries: int) -> None:
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(num_entries))
     os.environ.setdefault("LRU_CACHE_CAPACITY", str(num_entries))
+
+
+def shorten_idle_spinning() -> None:
+    """Let OpenMP's idle threads sleep after microseconds; called before torch is imported.
+
+    They spin for milliseconds otherwise, which costs nothing on an idle machine. On a busy one the thread
+    that is waited for does not run while its mates spin, and steps take ten times as long. 1000 rounds
+    are GNU OpenMP's own choice where threads outnumber cores. What the user set stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")

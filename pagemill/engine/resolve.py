@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pagemill import env
 from pagemill.checkpoint import checkpoint_format, locate, read_configs
 from pagemill.config import (
     IN_PROCESS,
@@ -70,11 +71,13 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
     check_arguments(args)
     notes = _Notes()
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
+    configs = read_configs(path)
     tokenizer = read_tokenizer(args)
     # Torch comes in here; what can be wrong without it has been found by now.
+    env.shorten_idle_spinning()
     device_name, device_reason = resolve_device(args.device)
     device = DEVICES.load(device_name)()
-    model = _model(args, path, tokenizer, device, notes)
+    model = _model(args, path, configs, tokenizer, device, notes)
     config = EngineConfig(
         model=model,
         cache=_cache(args, model, device, notes),
@@ -96,9 +99,14 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
 
 
 def _model(
-    args: EngineArgs, path: Path, tokenizer: Tokenizer | None, device: Device, notes: _Notes
+    args: EngineArgs,
+    path: Path,
+    configs: tuple[dict[str, Any], dict[str, Any]],
+    tokenizer: Tokenizer | None,
+    device: Device,
+    notes: _Notes,
 ) -> ModelConfig:
-    hf_config, generation = read_configs(path)
+    hf_config, generation = configs
     hf_config = {**hf_config, **args.hf_overrides}
     if args.hf_overrides:
         notes.say("config.json", sorted(args.hf_overrides), "replaced by hf_overrides")

@@ -251,3 +251,10 @@ def test_importing_the_engine_brings_no_torch() -> None:
     code = f"import sys; from pagemill.engine import {rooms}; import pagemill.llm; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_folder_without_a_model_is_named_before_its_tokenizer_is_looked_for(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(CheckpointError, match="has no config.json"):
+        resolve(EngineArgs(model=str(tmp_path)))
