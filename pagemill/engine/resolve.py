@@ -20,7 +20,6 @@ from pagemill.config import (
     DeviceConfig,
     EngineConfig,
     ModelConfig,
-    ModelShape,
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -133,7 +132,9 @@ def _model(
         shape=shape,
         dtype=_dtype(args, device, hf_config, notes),
         quantization=_quantization(args, hf_config),
-        max_model_len=_max_model_len(args, shape, notes),
+        max_model_len=_max_model_len(
+            args, MODELS.load(model_type).context_lengths(hf_config), notes
+        ),
         seed=args.seed,
         eos_token_ids=end_token_ids(hf_config, generation, tokenizer, shape.vocab_size),
         max_logprobs=args.max_logprobs,
@@ -194,12 +195,12 @@ def _checkpoint_dtype(hf_config: dict[str, Any]) -> tuple[str, str]:
     return "config.json names no dtype", "float32"
 
 
-def _max_model_len(args: EngineArgs, shape: ModelShape, notes: _Notes) -> int:
-    limit = shape.max_position
+def _max_model_len(args: EngineArgs, contexts: tuple[int, int], notes: _Notes) -> int:
+    usual, limit = contexts
     asked = args.max_model_len
     if asked is None:
-        notes.say("max_model_len", limit, "the longest context the checkpoint declares")
-        return limit
+        notes.say("max_model_len", usual, "the longest context the checkpoint declares")
+        return usual
     if asked > limit:
         raise ConfigError(
             f"max_model_len is {asked}, but this checkpoint's context is {limit} tokens; lower it "

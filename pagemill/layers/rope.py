@@ -283,6 +283,24 @@ def rope_settings(
     return settings
 
 
+def stretched_context(settings: Mapping[str, Any], max_position: int) -> tuple[int, int]:
+    """Return (default context, longest context) in tokens that scaled positions allow.
+
+    YaRN's factor counts from the original context, so their product is the context it was made for.
+    The factor of "linear" and "dynamic" counts from `max_position` in some checkpoints and is in it
+    already in others: the product is a limit, not a default. Other kinds stretch nothing.
+    """
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    if kind == "yarn":
+        original = _number(settings, "original_max_position_embeddings", max_position)
+        factor = _number(settings, "factor", max_position / original)
+        context = max(max_position, int(original * factor))
+        return context, context
+    if kind in ("linear", "dynamic"):
+        return max_position, max(max_position, int(max_position * _number(settings, "factor")))
+    return max_position, max_position
+
+
 def _dictionary(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = hf_config.get(name)
     if value is None:

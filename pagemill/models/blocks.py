@@ -20,7 +20,7 @@ from pagemill.layers.embedding import Head, LearnedPositions, TokenEmbedding
 from pagemill.layers.linear import Linear
 from pagemill.layers.mlp import MLP, GatedMLP
 from pagemill.layers.norm import Norm
-from pagemill.layers.rope import Rope, Rotation, make_rope, rope_settings
+from pagemill.layers.rope import Rope, Rotation, make_rope, rope_settings, stretched_context
 from pagemill.models.config_reader import FULL, ConfigReader
 from pagemill.models.weight_map import WeightMap
 from pagemill.quant.base import Target
@@ -154,6 +154,8 @@ class DecoderLM(nn.Module):
     weight_map: ClassVar[WeightMap]
     # What an absent `tie_word_embeddings` means in this family.
     ties_by_default: ClassVar[bool] = False
+    # Whether rotary scaling reaches past `max_position_embeddings`: not where positions are learned.
+    scaling_stretches: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, build: Build, *, tied: bool) -> None:
         super().__init__()
@@ -174,6 +176,15 @@ class DecoderLM(nn.Module):
     def read_shape(cls, hf_config: Mapping[str, Any]) -> ModelShape:
         """Read and check the sizes; raises CheckpointError for what the code does not support."""
         return cls.read_sizes(cls.decoder_config(hf_config))
+
+    @classmethod
+    def context_lengths(cls, hf_config: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the default and the longest context in tokens, rotary scaling counted in."""
+        reader = cls.decoder_config(hf_config)
+        written = cls.read_sizes(reader).max_position
+        if not cls.scaling_stretches:
+            return written, written
+        return stretched_context(rope_settings(reader.config, layer_type=FULL), written)
 
     @classmethod
     def decoder_config(cls, hf_config: Mapping[str, Any]) -> ConfigReader:

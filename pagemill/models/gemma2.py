@@ -107,6 +107,7 @@ class Gemma2(DecoderLM):
 
     weight_map = WeightMap(prefixes=("model.",), modules=GEMMA_MODULES, ignored=(ROTARY_TABLES,))
     ties_by_default = True
+    scaling_stretches = False  # the written context has it in already
 
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:

@@ -41,6 +41,7 @@ class Gemma3(DecoderLM):
         ignored=(ROTARY_TABLES, r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
     )
     ties_by_default = True
+    scaling_stretches = False  # the written context has it in already
 
     @classmethod
     def decoder_config(cls, hf_config: Mapping[str, Any]) -> ConfigReader:

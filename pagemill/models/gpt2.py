@@ -36,6 +36,7 @@ class GPT2(DecoderLM):
         ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),
     )
     ties_by_default = True
+    scaling_stretches = False
 
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:

@@ -41,6 +41,7 @@ class OPT(DecoderLM):
         },
     )
     ties_by_default = True
+    scaling_stretches = False
 
     @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:

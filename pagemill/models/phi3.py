@@ -5,6 +5,9 @@ Longer contexts come with searched rotary divisors (longrope); some sizes turn p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pagemill.config import ModelConfig, ModelShape
 from pagemill.layers.base import Build
 from pagemill.models.blocks import DecoderLM, Parts
@@ -29,6 +32,11 @@ class Phi3(DecoderLM):
     )
 
     @classmethod
+    def decoder_config(cls, hf_config: Mapping[str, Any]) -> ConfigReader:
+        """Return a reader of the configuration, this family's rotary habits spelled out."""
+        return ConfigReader(_with_longrope(hf_config))
+
+    @classmethod
     def read_sizes(cls, reader: ConfigReader) -> ModelShape:
         """Read the sizes and windows."""
         num_layers = reader.num_layers()
@@ -45,15 +53,15 @@ class Phi3(DecoderLM):
     ) -> Parts:
         """Build the parts."""
         shape = cls.read_sizes(reader)
-        return llama_parts(_with_longrope(reader), shape, config, build, tied, LlamaSwitches())
+        return llama_parts(reader, shape, config, build, tied, LlamaSwitches())
 
 
-def _with_longrope(reader: ConfigReader) -> ConfigReader:
+def _with_longrope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with this family's own habits of rotary settings spelled out.
 
     Early files call longrope "su" or "yarn"; the original context is 4096 where it is not written.
     """
-    config = dict(reader.config)
+    config = {"rms_norm_eps": 1e-5, **hf_config}
     for key in ("rope_scaling", "rope_parameters"):
         settings = config.get(key)
         if not isinstance(settings, dict):
@@ -63,4 +71,4 @@ def _with_longrope(reader: ConfigReader) -> ConfigReader:
             config[key] = {**settings, "rope_type": "longrope"}
             if "original_max_position_embeddings" not in settings:
                 config.setdefault("original_max_position_embeddings", 4096)
-    return ConfigReader({"rms_norm_eps": 1e-5, **config})
+    return config

@@ -120,6 +120,33 @@ def test_a_length_over_the_checkpoint_s_is_refused_with_both_numbers(folder: Pat
         resolve(args(folder, max_model_len=513))
 
 
+@pytest.mark.parametrize(
+    ("scaling", "usual", "longest"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}, 512, 512),
+        ({"rope_type": "linear", "factor": 2.5}, 512, 1280),
+        ({"rope_type": "dynamic", "factor": 2.0}, 512, 1024),
+        (
+            {
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+            512, 512,
+        ),
+    ],
+)  # fmt: skip
+def test_rotary_scaling_stretches_the_context(
+    folder: Path, scaling: dict[str, Any], usual: int, longest: int
+) -> None:
+    overrides = {"rope_scaling": scaling, "rope_parameters": None}
+    assert resolve(args(folder, hf_overrides=overrides)).model.max_model_len == usual
+    asked = args(folder, hf_overrides=overrides, max_model_len=longest)
+    assert resolve(asked).model.max_model_len == longest
+    with pytest.raises(ConfigError, match=rf"{longest + 1}, .* {longest} tokens"):
+        resolve(args(folder, hf_overrides=overrides, max_model_len=longest + 1))
+
+
 def test_keys_of_the_config_can_be_replaced(folder: Path) -> None:
     config = resolve(args(folder, hf_overrides={"max_position_embeddings": 1024}))
     assert config.model.max_model_len == 1024

@@ -200,3 +200,16 @@ def test_a_gemma3_with_pictures_takes_sizes_from_its_text_config() -> None:
     config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 6, "hidden_size": 64}}
     shape = MODELS.load("gemma3").read_shape({**config, "vocab_size": 3})
     assert (shape.num_layers, shape.hidden_size, shape.vocab_size) == (6, 64, 262_208)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gemma2", "gemma3"])
+def test_scaling_stretches_no_learned_positions_and_no_gemma(name) -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    config = {**TINY[name].sizes, "model_type": name, "rope_scaling": scaling}
+    assert MODELS.load(name).context_lengths(config) == (128, 128)
+
+
+def test_phi_3_calls_longrope_yarn_and_it_stretches_nothing() -> None:
+    scaling = {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+    config = {**TINY["phi3"].sizes, "model_type": "phi3", "rope_scaling": scaling}
+    assert MODELS.load("phi3").context_lengths(config) == (128, 128)
