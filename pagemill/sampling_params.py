@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import enum
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from pagemill.errors import NotSupportedError, RequestError
 
 MAX_SAMPLES = 16384
 MAX_LOGIT_BIAS = 100.0
+MAX_TOKENS = 2**63 - 1  # lengths and their sums stay numbers that everything can hold
+MAX_SHOWN = 100
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy
 
 # (token ids so far: prompt then output, float32 logits [vocab]) -> logits [vocab]
@@ -167,7 +170,7 @@ class SamplingParams:
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
-            _int(self, "max_tokens", 0, None)
+            _int(self, "max_tokens", 0, MAX_TOKENS)
             if self.max_tokens == 0 and self.prompt_logprobs is None:
                 raise RequestError(
                     "max_tokens is 0, which generates nothing: use at least 1, or ask for "
@@ -193,7 +196,7 @@ class SamplingParams:
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
                 raise _bad("logit_bias", self.logit_bias, "a dict of token id to bias")
-            self.logit_bias = {_bias_id(k): _bias(k, v) for k, v in self.logit_bias.items()}
+            self.logit_bias = _biases(self.logit_bias)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = _list(self, "allowed_token_ids", int, "token ids")
             if not self.allowed_token_ids:
@@ -204,10 +207,17 @@ class SamplingParams:
                 raise _bad("logits_processors", processors, "a list of callables")
 
 
+def shown(value: object) -> str:
+    """Return a value for a message, not longer than MAX_SHOWN characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits, or deeper nested, than Python writes
+        text = f"{type(value).__name__} too large to show"
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
 def _bad(name: str, value: object, wanted: str) -> RequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 100 else shown[:97] + "..."
-    return RequestError(f"{name} is {shown}; it must be {wanted}", param=name)
+    return RequestError(f"{name} is {shown(value)}; it must be {wanted}", param=name)
 
 
 def _int(
@@ -264,21 +274,37 @@ def _list(params: SamplingParams, name: str, kind: type, what: str) -> list[Any]
     return list(value)
 
 
+def _biases(given: dict[Any, Any]) -> dict[int, float]:
+    """Return token id -> clamped bias; JSON's keys are strings."""
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        token_id = _bias_id(key)
+        if token_id in biases:
+            raise RequestError(
+                f"logit_bias names the token id {token_id} twice; give it one bias",
+                param="logit_bias",
+            )
+        biases[token_id] = _bias(key, value)
+    return biases
+
+
 def _bias_id(key: object) -> int:
     if isinstance(key, int) and not isinstance(key, bool):
         return key
-    try:
-        return int(str(key))
-    except ValueError:
+    # Digits alone: int() reads " 5", "1_0" and other scripts' digits too, which nobody means as an id.
+    if not re.fullmatch(r"-?[0-9]{1,19}", str(key)):
         raise RequestError(
-            f"logit_bias has the key {key!r}; keys must be token ids", param="logit_bias"
-        ) from None
+            f"logit_bias has the key {shown(key)}; keys must be token ids", param="logit_bias"
+        )
+    return int(str(key))
 
 
 def _bias(key: object, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, float) and not math.isfinite(value)):
         raise RequestError(
-            f"logit_bias for token {key} is {value!r}; it must be a finite number",
+            f"logit_bias for token {shown(key)} is {shown(value)}; it must be a finite number",
             param="logit_bias",
         )
-    return max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(value)))
+    assert isinstance(value, (int, float))
+    return float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, value)))

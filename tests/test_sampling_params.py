@@ -22,18 +22,25 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "repetition_penalty": ([0.01, 1, 50.0], [0, 0.0, -1, math.inf, 10**400, *NOT_A_NUMBER]),
     "temperature": ([0, 0.0, 1, 100.0], [-0.1, math.inf, 10**400, *NOT_A_NUMBER]),
     "top_p": ([0.001, 1, 1.0], [0, 0.0, -1, 1.001, *NOT_A_NUMBER]),
-    "top_k": ([-1, 0, 1, 10**9], [-2, 1.5, "5", None, True]),
+    "top_k": ([-1, 0, 1, 10**9, 10**400], [-2, 1.5, "5", None, True]),
     "min_p": ([0, 0.5, 1], [-0.1, 1.1, *NOT_A_NUMBER]),
     "seed": ([None, 0, -1, 2**63 - 1, -(2**63)], [2**63, -(2**63) - 1, 1.5, "1", True]),
     "stop": ([None, [], "a", ["a", "b"]], ["", [""], [1], 5, [None], {"a": 1}]),
     "stop_token_ids": ([None, [], [1, 2]], [[1.5], ["1"], "12", 7, [True], [None]]),
     "bad_words": ([None, [], ["a"]], [[""], [1], 7, "word"]),
-    "max_tokens": ([None, 1, 10**9], [-1, 1.5, "5", True, 0]),
+    "max_tokens": ([None, 1, 10**9], [-1, 1.5, "5", True, 0, 2**63, 10**4299]),
     "min_tokens": ([0, 16], [-1, 17, 1.5, "2", None, True]),
     "logprobs": ([None, 0, 20, -1], [-2, 1.5, "3", True, False]),
     "prompt_logprobs": ([None, 0, 20, -1], [-2, 1.5, "3", True]),
     "truncate_prompt_tokens": ([None, -1, 1, 10**6], [0, -2, 1.5, "1", True]),
-    "logit_bias": ([None, {}, {1: 2}, {"1": 2.5}], [{"x": 1}, {1: "a"}, {1: math.nan}, [1], 5]),
+    "logit_bias": (
+        [None, {}, {1: 2}, {"1": 2.5}, {1: 10**400}, {1: -(10**400)}],
+        [
+            *({"x": 1}, {1: "a"}, {1: math.nan}, {1: math.inf}, [1], 5, {True: 1}),
+            *({" 5": 1}, {"1_0": 1}, {"+5": 1}, {"\u0663": 1}, {"": 1}, {"5": 1, 5: 2}),
+            {"9" * 5000: 1},
+        ],
+    ),
     "allowed_token_ids": ([None, [1]], [[], ["1"], 5, [1.5]]),
     "logits_processors": ([None, [], [print]], [print, [5], "x"]),
     "ignore_eos": ([True, False], [1, "yes", None]),
@@ -120,3 +127,15 @@ def test_a_temperature_is_either_taken_as_it_is_or_refused(value: float) -> None
     else:
         with pytest.raises(RequestError):
             SamplingParams(temperature=value)
+
+
+def test_a_bias_of_any_size_is_clamped() -> None:
+    params = SamplingParams(logit_bias={"7": 10**400, "8": -(10**400), "9": 1e308})
+    assert params.logit_bias == {7: 100.0, 8: -100.0, 9: 100.0}
+
+
+def test_a_message_stays_short_whatever_the_value() -> None:
+    for value in (10**5000, -(10**4000), "x" * 10**6):
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(n=value)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 250

@@ -26,7 +26,7 @@ from pagemill.engine.vocabulary import (
 )
 from pagemill.errors import NotSupportedError, PromptTooLongError, RequestError
 from pagemill.messages import EngineRequest, SamplingSpec
-from pagemill.sampling_params import SamplingParams
+from pagemill.sampling_params import SamplingParams, shown
 from pagemill.tokenizer.base import Tokenizer
 
 _FORMS = "a string, a list of token ids, {'prompt': string} or {'prompt_token_ids': list of ids}"
@@ -103,6 +103,13 @@ class InputProcessor:
         read = self._read_prompt(prompt)
         token_ids, num_truncated = self._truncate(read.token_ids, own)
         max_tokens = self._settle_max_tokens(len(token_ids), own.max_tokens, length_rule)
+        if own.min_tokens > max_tokens and length_rule is LengthRule.STRICT:
+            raise PromptTooLongError(
+                f"min_tokens is {shown(own.min_tokens)}, but the prompt has {len(token_ids)} tokens "
+                f"and the context is {self._model.max_model_len} tokens; lower min_tokens to at most "
+                f"{max_tokens} or shorten the prompt",
+                param="min_tokens",
+            )
         stop_ids, sampling = self._sampling(own)
         return EngineRequest(
             request_id=request_id,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pagemill.config import ModelConfig
 from pagemill.errors import RequestError
-from pagemill.sampling_params import SamplingParams
+from pagemill.sampling_params import SamplingParams, shown
 from pagemill.tokenizer.base import Tokenizer
 
 # A character that no tokenizer merges with the word behind it; shows a word as it is inside a text.
@@ -22,7 +22,7 @@ def check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"{param} holds the token id {token_id}; ids of this model go from 0 to "
+                f"{param} holds the token id {shown(token_id)}; ids of this model go from 0 to "
                 f"{vocab_size - 1}",
                 param=param,
             )
@@ -37,9 +37,9 @@ def check_logprobs(params: SamplingParams, model: ModelConfig, vocab_size: int) 
             continue
         wanted = vocab_size if value == -1 else value
         if wanted > limit:
-            shown = f"-1 (the whole vocabulary of {vocab_size})" if value == -1 else str(value)
+            given = f"-1 (the whole vocabulary of {vocab_size})" if value == -1 else shown(value)
             raise RequestError(
-                f"{name} is {shown}; it must be from 0 to {limit} (max_logprobs; start the engine "
+                f"{name} is {given}; it must be from 0 to {limit} (max_logprobs; start the engine "
                 "with a larger one, or with -1 for no limit)",
                 param=name,
             )

@@ -2,7 +2,8 @@
 
 Not a child of `multiprocessing`, which would import the program's main module again: a script without
 an `if __name__ == "__main__"` guard, or one that came through standard input, works as any other. The
-child finds modules where this process does (`sys.path`) and leaves Ctrl-C to its parent. Called by
+child finds modules where this process does (`sys.path`). SIGINT and SIGTERM are its parent's affair, which
+may have work to finish: a terminal, or a service manager, sends them to the whole group. Called by
 `executor.multi_process` and `engine.engine_process`.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 _CODE = (
     "import sys; _, module, fd, *sys.path = sys.argv; "
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "import importlib; importlib.import_module(module).main(int(fd))"
 )
 

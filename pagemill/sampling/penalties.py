@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 from pagemill.messages import SamplingSpec
 
+_FLOAT32 = np.finfo(np.float32)
+# Penalized logits stay within this, so that the difference of two is finite.
+_LARGEST = np.float32(_FLOAT32.max / 4)
+
 
 def wants_penalties(spec: SamplingSpec) -> bool:
     """Return whether any penalty is on."""
@@ -33,12 +37,19 @@ def apply_penalties(
     2019, section 4.1). Frequency, per count, and presence, once, cover the output only.
     """
     if spec.repetition_penalty != 1.0:
-        factor = np.float32(spec.repetition_penalty)
         # A token that occurs twice is read twice before anything is written: no double penalty.
-        seen = logits[token_ids]
-        logits[token_ids] = np.where(seen > 0, seen / factor, seen * factor)
+        logits[token_ids] = _repeated(logits[token_ids], spec.repetition_penalty)
     if spec.frequency_penalty == 0.0 and spec.presence_penalty == 0.0:
         return
     ids, counts = np.unique(token_ids[num_prompt_tokens:], return_counts=True)
     logits[ids] -= np.float32(spec.frequency_penalty) * counts.astype(np.float32)
     logits[ids] -= np.float32(spec.presence_penalty)
+
+
+def _repeated(seen: NDArray[np.float32], penalty: float) -> NDArray[np.float32]:
+    """Return penalized logits: finite for every legal penalty; what is masked stays so."""
+    factor = np.float32(min(max(penalty, float(_FLOAT32.tiny)), float(_FLOAT32.max)))
+    with np.errstate(over="ignore", under="ignore"):
+        changed = np.where(seen > 0, seen / factor, seen * factor)
+    bounded: NDArray[np.float32] = np.clip(changed, -_LARGEST, _LARGEST)
+    return np.where(np.isfinite(seen), bounded, seen)

@@ -22,7 +22,8 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
         )
     raw = await _read(request, max_bytes)
     try:
-        value = json.loads(raw)
+        # Strictly UTF-8: json itself would guess other encodings and let half characters pass.
+        value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -44,6 +45,8 @@ def _refuse_half_characters(value: dict[str, Any]) -> None:
     for name, field in value.items():
         try:
             json.dumps([name, field], ensure_ascii=False).encode()
+        except RecursionError:
+            raise ApiError("the body is not valid JSON: it is nested too deeply") from None
         except UnicodeEncodeError:
             shown = name.encode(errors="replace").decode()
             raise ApiError(

@@ -9,15 +9,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from pagemill.sampling_params import shown
 from pagemill.server.errors import ApiError
-
-MAX_SHOWN = 100
-
-
-def shown(value: object) -> str:
-    """Return a value for a message, not longer than MAX_SHOWN characters."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def wrong(name: str, value: object, wanted: str) -> ApiError:

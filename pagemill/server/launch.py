@@ -91,8 +91,7 @@ class _Server:
             )
             return await self._until_end(serving)
         finally:
-            self._http.should_exit = True
-            await asyncio.wait({serving})
+            await self._close(serving)
             self._stop_engine()
 
     async def _until_end(self, serving: asyncio.Task[None]) -> int:
@@ -108,11 +107,16 @@ class _Server:
                 logger.error("the engine is gone: %s", error)
                 self._serving.fail(str(error))
                 await asyncio.sleep(LAST_WORDS_S)
-                self._http.should_exit = True
-                await asyncio.wait({serving})
                 return 1
         await self._ended(serving)
         return 0
+
+    async def _close(self, serving: asyncio.Task[None]) -> None:
+        """Close the port. Without an engine no client is waited for: one may never read or finish."""
+        self._http.should_exit = True
+        await asyncio.wait({serving}, timeout=LAST_WORDS_S)
+        self._http.force_exit = True
+        await asyncio.wait({serving})
 
     async def _ended(self, serving: asyncio.Task[None]) -> None:
         try:
@@ -132,6 +136,7 @@ class _Server:
             return
         logger.info("%s: finishing open requests, then leaving; once more leaves at once", name)
         self._http.should_exit = True
+        self._serving.close()
 
     def _stop_engine(self) -> None:
         # An engine that is still loading ends with this process: it has nothing to end in good order.

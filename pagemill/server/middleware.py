@@ -6,16 +6,17 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagemill.log import get_logger
 from pagemill.server.errors import ApiError, to_api_error
-from pagemill.server.streaming import CLIENT_CLOSED
+from pagemill.server.streaming import CLIENT_CLOSED, closed_response
 
 logger = get_logger(__name__)
 
@@ -32,6 +33,8 @@ def answer_errors(route: Route) -> Route:
     async def endpoint(request: Request) -> Response:
         try:
             return await inner(request)
+        except ClientDisconnect:  # before the body was complete
+            return closed_response()
         except Exception as error:
             return to_api_error(error).response()
 
@@ -106,7 +109,7 @@ class RequestLog:
                 "%s %s %s %d %.3f s",
                 client[0] if client else "-",
                 scope["method"],
-                path,
+                quote(path),  # as on the wire: no line breaks, no control characters
                 status if complete else CLIENT_CLOSED,
                 time.monotonic() - start,
             )

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagemill.errors import PagemillError
-from pagemill.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.sampling_params import RequestOutputKind, SamplingParams, shown
 from pagemill.server.errors import ApiError, to_api_error
-from pagemill.server.fields import Fields, shown, wrong
+from pagemill.server.fields import Fields, wrong
 
 # Bookkeeping of OpenAI's platform: who asks, where to file it, how to bill it. No answer depends on it.
 NO_MEANING = (

@@ -50,6 +50,7 @@ class Serving:
         self._chat_template = chat_template
         self._engine: EngineClient | None = None
         self._failure: str | None = None
+        self._closing = asyncio.Event()
 
     def attach(self, engine: EngineClient) -> None:
         """Take the engine, which is ready; it knows the name it serves under."""
@@ -59,6 +60,10 @@ class Serving:
     def fail(self, reason: str) -> None:
         """Note that there is no engine any more."""
         self._failure = reason
+
+    def close(self) -> None:
+        """Finish what is being answered and take nothing new, bodies half sent included."""
+        self._closing.set()
 
     @property
     def engine(self) -> EngineClient:
@@ -87,7 +92,22 @@ class Serving:
 
     async def body(self, request: Request) -> dict[str, Any]:
         """Return the request's JSON object, once there is an engine to answer it."""
-        data = await read_json(request, self.settings.max_body_bytes)
+        reading = asyncio.create_task(read_json(request, self.settings.max_body_bytes))
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+            if not reading.done():
+                reading.cancel()
+        if not reading.done():
+            raise ApiError(
+                "the server is leaving and takes no new requests",
+                status=503,
+                code="shutting_down",
+                headers={"Retry-After": "1"},
+            )
+        data = reading.result()
         _ = self.engine
         return data
 

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from pagemill.sampling_params import shown
 from pagemill.server.errors import ApiError
 from pagemill.server.logprobs import token_text
 from pagemill.server.protocol import read_detokenize, read_tokenize
@@ -42,7 +43,7 @@ def routes(serving: Serving) -> list[Route]:
         for token_id in body.tokens:
             if not 0 <= token_id < tokenizer.vocab_size:
                 raise ApiError(
-                    f"tokens holds {token_id}; ids are from 0 to {tokenizer.vocab_size - 1}",
+                    f"tokens holds {shown(token_id)}; ids are from 0 to {tokenizer.vocab_size - 1}",
                     param="tokens",
                 )
         skip = body.skip_special_tokens

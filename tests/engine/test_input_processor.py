@@ -105,6 +105,15 @@ def test_the_strict_rule_names_all_three_numbers() -> None:
     assert e.value.param == "max_tokens"
 
 
+def test_the_strict_rule_refuses_min_tokens_that_the_context_cannot_hold() -> None:
+    wanted = r"min_tokens is 5, but the prompt has 60 tokens and the context is 64 tokens.* 4 "
+    with pytest.raises(PromptTooLongError, match=wanted) as e:
+        process([1] * (MAX_MODEL_LEN - 4), LengthRule.STRICT, max_tokens=None, min_tokens=5)
+    assert e.value.param == "min_tokens"
+    made = process([1] * (MAX_MODEL_LEN - 4), LengthRule.CLAMP, max_tokens=None, min_tokens=5)
+    assert made.max_tokens == 4
+
+
 def test_a_full_context_is_enough_when_nothing_is_generated() -> None:
     made = process([1] * MAX_MODEL_LEN, LengthRule.STRICT, max_tokens=0, prompt_logprobs=1)
     assert made.max_tokens == 0

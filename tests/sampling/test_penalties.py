@@ -48,3 +48,18 @@ def test_prompt_alone_is_penalized_by_repetition_only() -> None:
         logits = np.array(LOGITS, np.float32)
         apply_penalties(logits, spec(**fields), tokens, 3)
         assert (logits.tolist() != LOGITS) == changed
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-46, 1e-38, 1e38, 1e39, 1.7e308])
+def test_every_legal_repetition_penalty_leaves_finite_logits(penalty: float) -> None:
+    logits = np.array([2.0, -2.0, 0.0, -np.inf, 4.0], np.float32)
+    tokens = np.array([0, 1, 2, 3], np.int32)
+    apply_penalties(logits, spec(repetition_penalty=penalty), tokens, 4)
+    assert np.isfinite(logits[[0, 1, 2, 4]]).all()
+    assert logits[3] == -np.inf, "what is masked stays so"
+    assert logits[2] == 0.0
+    assert np.isfinite(logits[0] - logits[1])
+    if penalty < 1:
+        assert logits[0] > 4.0 and -2.0 < logits[1] <= 0.0
+    else:
+        assert logits[0] < 2.0 and logits[1] < -2.0

@@ -39,7 +39,9 @@ EVERYWHERE = [
     ("truncate_prompt_tokens", "0"), ("truncate_prompt_tokens", "-2"),
     ("logit_bias", '{"x": 1}'), ("logit_bias", "[1]"), ("logit_bias", '{"1": "a"}'),
     ("logit_bias", '{"1": NaN}'), ("logit_bias", f'{{"{VOCAB_SIZE}": 1}}'),
-    ("logit_bias", '{"-1": 1}'),
+    ("logit_bias", '{"-1": 1}'), ("logit_bias", '{"1_0": 1}'), ("logit_bias", '{"1": 1, "01": 1}'),
+    ("logit_bias", '{"1": 1e400}'), ("max_tokens", "9" * 4300), ("top_k", "-" + "9" * 4300),
+    ("min_tokens", "9" * 4300), ("stop_token_ids", f"[{'9' * 4300}]"),
     ("allowed_token_ids", "[]"), ("allowed_token_ids", "[-1]"), ("allowed_token_ids", '["x"]'),
     ("include_stop_str_in_output", "1"), ("ignore_eos", '"yes"'), ("skip_special_tokens", "0"),
     ("stream", '"yes"'), ("stream", "1"), ("model", "5"), ("priority", '"high"'),
@@ -141,12 +143,39 @@ def test_every_hostile_value_is_a_400_that_names_its_field(server: Running) -> N
     [
         "", "{", "[]", '"x"', "null", "5", '{"prompt": }', "{'prompt': 'x'}", '{"a": 1} x', "NaN",
         "[" * 100_000, '{"a":' * 100_000, '{"prompt": ' + "9" * 5000 + "}", b"\xff\xfe{", b"\x00",
+        # a half character outside an escape, as a value, a name and a list's item; other encodings
+        b'{"prompt": "\xed\xa0\x80"}', b'{"\xed\xa0\x80": 1}', b'{"stop": ["\xed\xbf\xbf"]}',
+        '{"prompt": "x"}'.encode("utf-16"), '{"prompt": "\\ud800"}'.encode("utf-16-le"),
+        '{"prompt": "x"}'.encode("utf-32"),
     ],
-    ids=range(15),
+    ids=range(21),
 )  # fmt: skip
 def test_what_is_no_json_object_is_a_400(server: Running, path: str, raw: str | bytes) -> None:
     assert_error(send(server, path, raw), 400, None)
     assert_still_answers(server)
+
+
+def test_a_byte_order_mark_before_utf_8_is_no_harm(server: Running) -> None:
+    assert send(server, COMPLETIONS, b'\xef\xbb\xbf{"prompt": "say:a"}').status_code == 200
+
+
+@pytest.mark.parametrize("text", ['"x"', '"\\u0041"'])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_nesting_of_any_depth_is_a_400(
+    server: Running, text: str, opening: str, closing: str
+) -> None:
+    """Python's own limit is met at different depths by reading, checking, showing and writing."""
+    wheres = (
+        (COMPLETIONS, '{"prompt": %s}'), (COMPLETIONS, '{"prompt": "x", "stop": %s}'),
+        (CHAT, '{"messages": %s}'), (CHAT, '{"messages": [{"role": "user", "content": %s}]}'),
+        (CHAT, '{"messages": [{"role": "user", "content": "x"}], "tool_choice": %s}'),
+        ("/detokenize", '{"tokens": %s}'),
+    )  # fmt: skip
+    for depth in (100, 300, 330, 480, 940, 960, 980, 990, 1000):
+        nested = opening * depth + text + closing * depth
+        for path, body in wheres:
+            response = send(server, path, body % nested)
+            assert response.status_code == 400, (path, body, depth, response.text)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "image/png"])

@@ -21,7 +21,7 @@ import pytest
 from tests.fakes.fake_model import save_tiny_llama
 from tests.server.harness import Running, until
 from tests.server.real_serve import ROOT, Serve, ready, started
-from tests.server.test_serving import raw_request
+from tests.server.test_serving import raw_request, send_half_a_body
 
 COMPLETIONS = "/v1/completions"
 
@@ -194,6 +194,24 @@ def test_signal_ends_the_server_and_its_engine_with_exit_code_0(
         assert not Path(f"/proc/{engine}").exists()
 
 
+def test_signal_to_the_whole_group_lets_a_stream_end_whole_and_waits_for_no_half_body(
+    tiny_llama: Path,
+) -> None:
+    with ready(str(tiny_llama)) as serve:
+        half = send_half_a_body(serve.port, COMPLETIONS)
+        body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", serve.url + COMPLETIONS, json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.killpg(serve.process.pid, signal.SIGTERM)
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in events[-2]
+        assert b" 503 " in half.recv(10_000).split(b"\r\n")[0]
+        half.close()
+        assert serve.process.wait(30) == 0, serve.log
+
+
 @pytest.mark.parametrize("moment", ["engine started", "port open"])
 def test_signal_while_the_model_loads_ends_both_processes_with_exit_code_0(
     tiny_llama: Path, moment: str
@@ -221,6 +239,20 @@ def test_death_of_the_engine_process_ends_the_stream_with_an_error_and_the_serve
         assert '"error"' in events[-2] and "SIGKILL" in events[-2]
         assert serve.process.wait(30) == 1
         assert any("the engine is gone" in line for line in serve.log)
+
+
+def test_death_of_the_engine_ends_the_server_even_if_clients_neither_send_nor_read(
+    tiny_llama: Path,
+) -> None:
+    with ready(str(tiny_llama)) as serve:
+        half = send_half_a_body(serve.port, COMPLETIONS)
+        body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        silent = raw_request(serve.port, {**body, "logprobs": 20})
+        until(lambda: silent.recv(1) != b"")
+        os.kill(serve.engine_pid(), signal.SIGKILL)
+        assert serve.process.wait(30) == 1
+        half.close()
+        silent.close()
 
 
 def test_model_that_does_not_exist_is_one_line_and_exit_code_1() -> None:

@@ -246,3 +246,33 @@ def test_tokenize_and_detokenize_are_each_other_s_inverse(server: Running) -> No
     assert tokens["max_model_len"] == 512
     text = server.post("/detokenize", {"tokens": tokens["tokens"]}).json()
     assert text == {"prompt": "héllo"}
+
+
+def test_client_that_leaves_amid_its_body_is_a_499_and_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="pagemill")
+    logging.getLogger("pagemill").propagate = True
+    with running_server() as server:
+        for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
+            send_half_a_body(server.port, path).close()
+            until(lambda path=path: any(f"POST {path} 499" in m for m in caplog.messages))  # type: ignore[misc]
+        assert server.post(COMPLETIONS, {"prompt": "say:a"}).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_line_breaks_in_a_path_forge_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pagemill")
+    logging.getLogger("pagemill").propagate = True
+    with running_server() as server:
+        server.get("/v1/x%0aINFO%20forged%1b[31m")
+        until(lambda: any("forged" in m for m in caplog.messages))
+    (line,) = (m for m in caplog.messages if "forged" in m)
+    assert line.isprintable()
+
+
+def send_half_a_body(port: int, path: str) -> socket.socket:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client.sendall(head.encode() + b'{"prompt": ')
+    return client
