@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 
 PREFIX = "PAGEMILL_"
+# The variables that are no arguments, without the prefix.
+_OWN = ("CACHE", "LOG_LEVEL")
 
 
 def argument_defaults(names: set[str]) -> dict[str, str]:
@@ -21,6 +23,12 @@ def argument_defaults(names: set[str]) -> dict[str, str]:
         if value is not None:
             found[name] = value
     return found
+
+
+def unknown_variables(known: set[str]) -> list[str]:
+    """Return the PAGEMILL_ variables that are neither an argument in `known` nor read here, sorted."""
+    read = {PREFIX + name.upper() for name in known} | {PREFIX + name for name in _OWN}
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in read)
 
 
 def cache_dir() -> Path:

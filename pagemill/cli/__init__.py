@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from pagemill.cli.streams import drop_output, prepare_streams
 from pagemill.errors import PagemillError
 from pagemill.version import __version__
 
@@ -34,32 +35,49 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse, whose own printing keeps quiet about a full disk or a reader that is gone."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
-    except SystemExit as end:  # argparse ends --help with 0 and wrong usage with 2
-        return end.code if isinstance(end.code, int) else EXIT_FAILED
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except PagemillError as error:
-        print(f"pagemill: error: {error}", file=sys.stderr)
+        print(f"pagemill: error: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_FAILED
-    except BrokenPipeError:
-        # The reader of our output went away (`pagemill ... | head`): nothing more can be said there,
-        # and the interpreter must not try again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output went away: `pagemill ... | head`
+        drop_output()
+        return EXIT_FAILED
+    except OSError as error:
+        print(f"pagemill: error: cannot read or write: {error}", file=sys.stderr)
+        drop_output()
         return EXIT_FAILED
 
 
 def _dispatch(words: list[str]) -> int:
+    try:
+        return _run(words)
+    except SystemExit as end:  # argparse ends --help with 0 and wrong usage with 2
+        return end.code if isinstance(end.code, int) else EXIT_FAILED
+
+
+def _run(words: list[str]) -> int:
     name = _command_name(words)
     if name is None:
         return _top_level(words)
     module = importlib.import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"pagemill {name}",
         usage="%(prog)s [arguments]; see %(prog)s --help",
         description=COMMANDS[name][1],
@@ -71,7 +89,6 @@ def _dispatch(words: list[str]) -> int:
     if unknown:
         parser.error(_unknown_flag(parser, unknown[0]))
     code: int = module.run(args)
-    sys.stdout.flush()
     return code
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import json
 import re
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,15 +85,35 @@ def settle(namespace: argparse.Namespace, kind: type[D]) -> D:
 
     Raises ConfigError naming the argument, where the value came from, and what it may be.
     """
+    warn_of_unknown_variables()
     return kind(**_settled_values(namespace, kind, others=()))
 
 
 def settle_all(namespace: argparse.Namespace, *kinds: type) -> list[Any]:
     """Return one instance a kind; the YAML file may hold the fields of all of them."""
+    warn_of_unknown_variables()
     return [
         kind(**_settled_values(namespace, kind, others=[k for k in kinds if k is not kind]))
         for kind in kinds
     ]
+
+
+def warn_of_unknown_variables() -> None:
+    """Say on stderr which PAGEMILL_ variables no command reads, and what was probably meant.
+
+    A warning, not an error: what an environment holds may be meant for another version.
+    """
+    from pagemill.server.settings import ServerArgs
+
+    known = {f.name for kind in (EngineArgs, ServerArgs) for f in dataclasses.fields(kind)}
+    for name in env.unknown_variables(known):
+        meant = name.removeprefix(env.PREFIX).lower()
+        near = difflib.get_close_matches(meant, sorted(known), n=1, cutoff=0.0)[0]
+        print(
+            f"pagemill: warning: {name} is no setting and has no effect; did you mean "
+            f"{env.PREFIX}{near.upper()}?",
+            file=sys.stderr,
+        )
 
 
 def _settled_values(

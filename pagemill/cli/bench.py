@@ -37,13 +37,13 @@ def add_bench_arguments(
     add_fields(parser, EngineArgs)
 
 
-def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raise ConfigError for a count under 1."""
+def check_counts(args: argparse.Namespace, *names: str, least: int = 1) -> None:
+    """Raise ConfigError for a count under `least`."""
     for name in names:
         value = getattr(args, name)
-        if value < 1:
+        if value < least:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} is {value}; it must be at least 1")
+            raise ConfigError(f"{flag} is {value}; it must be at least {least}")
 
 
 def random_prompts(num: int, length: int, vocab_size: int) -> list[list[int]]:

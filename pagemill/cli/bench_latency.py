@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pagemill.cli.arguments import settle
 from pagemill.cli.bench import (
     add_bench_arguments,
+    check_counts,
     check_fits,
-    check_positive,
     fixed_length,
     random_prompts,
     report,
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    check_positive(args, "input_len", "output_len", "batch_size", "num_iters")
+    check_counts(args, "input_len", "output_len", "batch_size", "num_iters")
+    check_counts(args, "num_iters_warmup", least=0)
     engine_args = settle(args, EngineArgs)
     setup_logging()
     from tqdm import tqdm

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pagemill.cli.arguments import settle
 from pagemill.cli.bench import (
     add_bench_arguments,
+    check_counts,
     check_fits,
-    check_positive,
     fixed_length,
     random_prompts,
     report,
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    check_positive(args, "input_len", "output_len", "num_prompts")
+    check_counts(args, "input_len", "output_len", "num_prompts")
     engine_args = settle(args, EngineArgs)
     setup_logging()
     from pagemill.engine.llm_engine import LLMEngine

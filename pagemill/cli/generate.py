@@ -66,7 +66,7 @@ def _read_stdin() -> str:
 
 def _print(output: RequestOutput, params: SamplingParams, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(_as_object(output), ensure_ascii=False), flush=True)
+        print(json.dumps(_as_object(output)), flush=True)
         return
     for choice in output.outputs:
         print(f"{output.prompt}{choice.text}", flush=True)

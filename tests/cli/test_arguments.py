@@ -194,3 +194,19 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_impossible_server_arguments_are_refused(args: ServerArgs) -> None:
     with pytest.raises(ConfigError):
         args.check()
+
+
+def test_variable_that_nothing_reads_is_named_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEMILL_MAX_MODEL_LENGTH", "5")
+    monkeypatch.setenv("PAGEMILL_PORT", "0")  # of another command
+    monkeypatch.setenv("PAGEMILL_CACHE", "/somewhere")
+    monkeypatch.setenv("PAGEMILL_LOG_LEVEL", "INFO")
+    parser = argparse.ArgumentParser()
+    arguments.add_fields(parser, EngineArgs)
+    assert arguments.settle(parser.parse_args([]), EngineArgs) == EngineArgs()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "PAGEMILL_MAX_MODEL_LENGTH" in said[0]
+    assert said[0].endswith("did you mean PAGEMILL_MAX_MODEL_LEN?")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pagemill.cli import COMMANDS, main
+from pagemill.errors import ConfigError
 from pagemill.version import __version__
 
 
@@ -110,3 +111,15 @@ def test_collect_env_names_versions_and_kernels(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     for what in ("pagemill", "torch", "CPU features", "memory", "compiler", "plain PyTorch"):
         assert what in out
+
+
+def test_error_of_several_lines_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(args: object) -> int:
+        raise ConfigError("what a library says:\n(1) one thing\n(2) another")
+
+    monkeypatch.setattr("pagemill.cli.collect_env.run", failing)
+    assert main(["collect-env"]) == 1
+    expected = "pagemill: error: what a library says: (1) one thing (2) another\n"
+    assert capsys.readouterr().err == expected

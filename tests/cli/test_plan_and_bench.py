@@ -105,3 +105,21 @@ def test_pull_of_what_is_there_prints_its_path(
     assert main(["pull", "--quiet"]) == 0
     assert asked == [("smollm2-135m-instruct", False)]
     assert capsys.readouterr().out.strip().endswith("smollm2-135m-instruct")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["latency", "--num-iters-warmup", "-1"],
+            "--num-iters-warmup is -1; it must be at least 0",
+        ),
+        (["latency", "--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
+        (["throughput", "--num-prompts", "-3"], "--num-prompts is -3; it must be at least 1"),
+    ],
+)
+def test_bench_of_fewer_than_none_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 1
+    assert said in capsys.readouterr().err
