@@ -1,4 +1,4 @@
-"""Change the logits of a request with a function: a pure function of (token ids, logits)."""
+"""Change the logits of a request with a function: a pure function of (generated ids, logits)."""
 
 import sys
 
@@ -12,7 +12,7 @@ def no_digits(llm):
         i for i in range(tokenizer.vocab_size) if any(map(str.isdigit, tokenizer.token_text(i)))
     ]
 
-    def process(token_ids, logits):
+    def process(output_ids, logits):
         logits[banned] = float("-inf")
         return logits
 

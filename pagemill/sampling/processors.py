@@ -9,6 +9,7 @@ Called by the sampler for rows that ask for any of it; other rows pay nothing.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -27,13 +28,14 @@ _MASKED = np.float32(-np.inf)
 class LogitsProcessor(Protocol):
     """A pure function of one sequence's tokens and its next-token logits.
 
-    `token_ids` holds the prompt, then the output so far. `logits` is float32 [vocab]; it may be changed
-    in place. The return value is the logits to go on with, float32 [vocab]. The result must depend on
-    the two arguments alone, or the same request may answer differently in another batch. An exception
-    ends that one sequence with an error.
+    It takes (output_ids, logits), or (prompt_ids, output_ids, logits) when it has three parameters
+    without a default: the tokens generated so far, and those of the prompt. `logits` is float32 [vocab];
+    it may be changed in place. The return value is the logits to go on with, float32 [vocab]. The result
+    must depend on the arguments alone, or the same request may answer differently in another batch. An
+    exception ends that one sequence with an error.
     """
 
-    def __call__(self, token_ids: list[int], logits: Tensor) -> Tensor: ...
+    def __call__(self, *args: Any) -> Tensor: ...
 
 
 def load_logits_processors(names: Sequence[str]) -> tuple[LogitsProcessor, ...]:
@@ -91,13 +93,21 @@ def process(
     for token_id, bias in spec.logit_bias:
         logits[token_id] += np.float32(bias)
     if spec.logits_processors or engine_processors:
-        history = token_ids.tolist()
-        for processor in spec.logits_processors:
-            _run(processor, history, logits)
-        for processor in engine_processors:
-            _run(processor, history, logits)
+        prompt_ids, output_ids = token_ids[:num_prompt_tokens].tolist(), output.tolist()
+        for processor in (*spec.logits_processors, *engine_processors):
+            _run(processor, prompt_ids, output_ids, logits)
     if wants_penalties(spec):
         apply_penalties(logits, spec, token_ids, num_prompt_tokens)
+
+
+def _wants_prompt(processor: Callable[..., Any]) -> bool:
+    """Return whether a custom processor has a place for the prompt's tokens too."""
+    try:
+        parameters = inspect.signature(processor).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C have none
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in places and p.default is p.empty for p in parameters) == 3
 
 
 def _allow_only(logits: NDArray[np.float32], allowed: Sequence[int]) -> None:
@@ -114,10 +124,16 @@ def _ends_with(output: NDArray[np.int32], prefix: Sequence[int]) -> bool:
 
 
 def _run(
-    processor: Callable[[list[int], Any], Any], history: list[int], logits: NDArray[np.float32]
+    processor: Callable[..., Any],
+    prompt_ids: list[int],
+    output_ids: list[int],
+    logits: NDArray[np.float32],
 ) -> None:
     """Call one custom processor and write what it returns back into the row."""
-    result = processor(list(history), torch.from_numpy(logits))
+    args: list[Any] = [list(output_ids), torch.from_numpy(logits)]
+    if _wants_prompt(processor):
+        args.insert(0, list(prompt_ids))
+    result = processor(*args)
     if not isinstance(result, Tensor):
         raise TypeError(
             f"a logits processor returned {type(result).__name__}; it must return the logits tensor"

@@ -69,17 +69,48 @@ def test_bias_is_added_after_the_masks() -> None:
     assert one(UP, row(logit_bias=((3, 100.0),), allowed_token_ids=(1, 2))).tokens == (2,)
 
 
-def test_request_processors_see_prompt_and_output_and_the_biased_logits() -> None:
+def test_request_processors_see_the_output_and_the_biased_logits() -> None:
     seen: list[Any] = []
 
-    def processor(token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-        seen.append((token_ids, logits.tolist()))
+    def processor(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append((output_ids, logits.tolist()))
         logits[1] = 50.0
         return logits
 
     result = one(UP, row((7, 8), (0,), logits_processors=(processor,), logit_bias=((0, 4.0),)))
-    assert seen == [([7, 8, 0], [4.0, 1.0, 2.0, 3.0])]
+    assert seen == [([0], [4.0, 1.0, 2.0, 3.0])]
     assert result.tokens == (1,)
+
+
+class _Counting:
+    """A processor that is an object, and takes the prompt."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        self.seen.append((prompt, output))
+        return logits
+
+
+def test_processor_with_three_parameters_sees_the_prompt_too(module: types.ModuleType) -> None:
+    requests, engines = _Counting(), _Counting()
+    module.counting = engines  # type: ignore[attr-defined]
+    processors = ["processors_of_a_test:counting"]
+    one(UP, row((7, 8), (0,), logits_processors=(requests,)), processors=processors)
+    assert requests.seen == engines.seen == [([7, 8], [0])]
+
+
+def test_parameter_with_a_default_is_no_place_for_the_prompt() -> None:
+    seen: list[Any] = []
+
+    def processor(output: list[int], logits: torch.Tensor, banned: int = 3) -> torch.Tensor:
+        seen.append(output)
+        logits[banned] = -torch.inf
+        return logits
+
+    assert one(UP, row((7, 8), (0,), logits_processors=(processor,))).tokens == (2,)
+    assert seen == [[0]]
 
 
 def test_processors_run_in_turn_then_the_engines_then_the_penalties(
