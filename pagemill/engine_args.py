@@ -26,9 +26,16 @@ def arg(
     *,
     choices: tuple[str, ...] | None = None,
     unsupported: str | None = None,
+    off: tuple[Any, ...] = (),
 ) -> Any:
-    """Describe one argument. `unsupported` refuses every value but the default, with that reason."""
-    meta = {"group": group, "help": help, "choices": choices, "unsupported": unsupported}
+    """Describe one argument.
+
+    `unsupported` refuses every value, with that reason, but the default and those in `off`, which say
+    that the feature is not wanted.
+    """
+    meta = {
+        "group": group, "help": help, "choices": choices, "unsupported": unsupported, "off": off
+    }  # fmt: skip
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -109,7 +116,7 @@ class EngineArgs:
     )
     swap_space: float = arg(
         4.0, "cache", "GiB of host memory for swapped sequences",
-        unsupported="this version preempts by recompute only and swaps nothing",
+        unsupported="this version preempts by recompute only and swaps nothing", off=(0,),
     )  # fmt: skip
     swap_dir: str | None = arg(
         None, "cache", "folder of the swap file",
@@ -117,7 +124,7 @@ class EngineArgs:
     )  # fmt: skip
     enable_prefix_caching: bool | None = arg(
         None, "cache", "find computed prefixes again",
-        unsupported="this version computes every prompt anew",
+        unsupported="this version computes every prompt anew", off=(False,),
     )  # fmt: skip
     # -- scheduler
     max_num_seqs: int | None = arg(None, "scheduler", "most sequences in a step; default: 256")
@@ -177,7 +184,7 @@ class EngineArgs:
         for f in dataclasses.fields(self):
             reason = f.metadata["unsupported"]
             value = getattr(self, f.name)
-            if reason is None or value == f.default or (value is False and f.default is None):
+            if reason is None or value == f.default or value in f.metadata["off"]:
                 continue
             raise NotSupportedError(
                 f"{f.name}={value!r}: {reason}; leave {f.name} at its default ({f.default!r})"
