@@ -22,7 +22,7 @@ from pagemill.errors import NotSupportedError, RequestError
 from pagemill.log import get_logger
 from pagemill.messages import EngineRequest
 from pagemill.outputs import RequestOutput
-from pagemill.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.sampling_params import RequestOutputKind, SamplingParams, is_whole_number
 from pagemill.tokenizer.base import Tokenizer
 
 logger = get_logger(__name__)
@@ -201,7 +201,7 @@ def _prompt_list(prompts: Any) -> list[Any]:
             f"prompts is {type(prompts).__name__}; it must be a prompt or a list of prompts",
             param="prompts",
         )
-    if all(isinstance(one, int) for one in prompts):
+    if all(map(is_whole_number, prompts)):
         return [list(prompts)]
     return list(prompts)
 

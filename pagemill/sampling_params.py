@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import enum
 import math
+import numbers
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ MAX_TOKENS = 2**63 - 1  # lengths and their sums stay numbers that everything ca
 MAX_SHOWN = 100
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy
 
-# (token ids so far: prompt then output, float32 logits [vocab]) -> logits [vocab]
-LogitsProcessor = Callable[[list[int], Any], Any]
+# (output ids, float32 logits [vocab]) -> logits [vocab], or (prompt ids, output ids, logits) -> logits
+LogitsProcessor = Callable[..., Any]
 
 
 class RequestOutputKind(enum.Enum):
@@ -207,6 +208,15 @@ class SamplingParams:
                 raise _bad("logits_processors", processors, "a list of callables")
 
 
+def is_whole_number(value: object) -> bool:
+    """Return whether a value is an int, or a scalar such as numpy's that stands for one."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def shown(value: object) -> str:
     """Return a value for a message, not longer than MAX_SHOWN characters."""
     try:
@@ -231,8 +241,9 @@ def _int(
         wanted = f"a whole number from {low_text} to {high_text or high}"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole_number(value):
         raise _bad(name, value, wanted)
+    value = int(value)
     if value < low or (high is not None and value > high):
         raise _bad(name, value, wanted)
     setattr(params, name, value)
@@ -246,7 +257,7 @@ def _number(
     wanted = f"a number in {bracket}{low:g}, {high:g}]"
     if high == math.inf:
         wanted = f"a finite number {'above' if open_low else 'of at least'} {low:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not _is_number(value):
         raise _bad(name, value, wanted)
     try:
         value = float(value)
@@ -269,7 +280,11 @@ def _list(params: SamplingParams, name: str, kind: type, what: str) -> list[Any]
     wanted = f"a list of {what}"
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise _bad(name, value, wanted)
-    if any(isinstance(v, bool) or not isinstance(v, kind) for v in value):
+    if kind is int:
+        if not all(map(is_whole_number, value)):
+            raise _bad(name, value, wanted)
+        return [int(v) for v in value]
+    if not all(isinstance(v, kind) for v in value):
         raise _bad(name, value, wanted)
     return list(value)
 
@@ -288,9 +303,9 @@ def _biases(given: dict[Any, Any]) -> dict[int, float]:
     return biases
 
 
-def _bias_id(key: object) -> int:
-    if isinstance(key, int) and not isinstance(key, bool):
-        return key
+def _bias_id(key: Any) -> int:
+    if is_whole_number(key):
+        return int(key)
     # Digits alone: int() reads " 5", "1_0" and other scripts' digits too, which nobody means as an id.
     if not re.fullmatch(r"-?[0-9]{1,19}", str(key)):
         raise RequestError(
@@ -299,12 +314,10 @@ def _bias_id(key: object) -> int:
     return int(str(key))
 
 
-def _bias(key: object, value: object) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or (isinstance(value, float) and not math.isfinite(value)):
+def _bias(key: object, value: Any) -> float:
+    if not _is_number(value) or not (is_whole_number(value) or math.isfinite(value)):
         raise RequestError(
             f"logit_bias for token {shown(key)} is {shown(value)}; it must be a finite number",
             param="logit_bias",
         )
-    assert isinstance(value, (int, float))
     return float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, value)))

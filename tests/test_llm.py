@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -60,7 +61,7 @@ def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
 
 
 def test_every_form_of_prompts_is_read(llm: LLM) -> None:
-    forms: list[Any] = ["hi", ["hi"], [104, 105], [[104, 105]], {"prompt": "hi"},
+    forms: list[Any] = ["hi", ["hi"], [104, 105], [[104, 105]], {"prompt": "hi"}, list(np.array([104, 105])),
                         [{"prompt_token_ids": [104, 105]}], ("hi",)]  # fmt: skip
     answers = {llm.generate(form, GREEDY, use_tqdm=False)[0].outputs[0].text for form in forms}
     assert len(answers) == 1

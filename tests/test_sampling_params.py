@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +119,23 @@ def test_a_copy_shares_nothing_that_can_change() -> None:
     params.stop.append("b")  # type: ignore[union-attr]
     params.logit_bias[2] = 2.0  # type: ignore[index]
     assert (own.stop, own.logit_bias, own.logits_processors) == (["a"], {1: 1.0}, [print])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("n", np.int64(2), 2),
+        ("seed", np.uint32(7), 7),
+        ("temperature", np.float32(0.5), 0.5),
+        ("presence_penalty", np.int8(1), 1.0),
+        ("stop_token_ids", list(np.array([1, 2])), [1, 2]),
+        ("allowed_token_ids", (np.int32(3),), [3]),
+        ("logit_bias", {np.int64(1): np.float32(0.5)}, {1: 0.5}),
+    ],
+)
+def test_scalars_of_numpy_are_numbers(name: str, value: Any, wanted: Any) -> None:
+    taken = getattr(SamplingParams(**{name: value}), name)
+    assert repr(taken) == repr(wanted)
 
 
 @given(st.floats())

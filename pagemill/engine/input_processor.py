@@ -26,7 +26,7 @@ from pagemill.engine.vocabulary import (
 )
 from pagemill.errors import NotSupportedError, PromptTooLongError, RequestError
 from pagemill.messages import EngineRequest, SamplingSpec
-from pagemill.sampling_params import SamplingParams, shown
+from pagemill.sampling_params import SamplingParams, is_whole_number, shown
 from pagemill.tokenizer.base import Tokenizer
 
 _FORMS = "a string, a list of token ids, {'prompt': string} or {'prompt_token_ids': list of ids}"
@@ -274,8 +274,8 @@ class InputProcessor:
         if room < 0 or (room == 0 and max_tokens != 0):
             raise PromptTooLongError(
                 f"the prompt has {num_prompt} tokens, and the context of {limit} tokens "
-                f"(max_model_len) must also hold the answer; shorten the prompt to at most "
-                f"{limit - 1} tokens",
+                f"(max_model_len) must hold {'it' if max_tokens == 0 else 'the answer too'}; shorten "
+                f"the prompt to at most {limit - (max_tokens != 0)} tokens",
                 param="prompt",
             )
         if max_tokens is None:
@@ -316,12 +316,12 @@ def _token_ids(value: Any, name: str) -> list[int]:
             f"{name} is {type(value).__name__}; it must be a list of token ids", param=name
         )
     for position, token in enumerate(value):
-        if isinstance(token, bool) or not isinstance(token, int):
+        if type(token) is not int and not is_whole_number(token):
             raise RequestError(
                 f"{name} holds {token!r} at position {position}; token ids are whole numbers",
                 param=name,
             )
-    return list(value)
+    return list(map(int, value))
 
 
 def _tuple(value: list[int] | None) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagemill.engine.input_processor import InputProcessor, LengthRule
@@ -231,6 +232,23 @@ def test_max_tokens_is_settled() -> None:
     assert process("0123", max_tokens=None).max_tokens == MAX_MODEL_LEN - 4
     assert process("0123", max_tokens=7).max_tokens == 7
     assert process("0123", max_tokens=10**9).max_tokens == MAX_MODEL_LEN - 4
+
+
+@pytest.mark.parametrize(("fields", "longest"), [
+    ({"max_tokens": 1}, MAX_MODEL_LEN - 1), ({"max_tokens": None}, MAX_MODEL_LEN - 1),
+    ({"max_tokens": 0, "prompt_logprobs": 1}, MAX_MODEL_LEN),
+])  # fmt: skip
+def test_a_prompt_over_the_context_is_told_the_longest_that_fits(
+    fields: dict[str, Any], longest: int
+) -> None:
+    process("a" * longest, **fields)
+    with pytest.raises(PromptTooLongError, match=rf"{longest + 1} tokens.* at most {longest} "):
+        process("a" * (longest + 1), **fields)
+
+
+def test_token_ids_of_numpy_are_token_ids() -> None:
+    made = process(list(np.array([65, 66])))
+    assert repr(made.prompt_token_ids) == "(65, 66)"
 
 
 def test_seeds_of_unseeded_requests_repeat_with_the_engine_s_seed_and_differ_from_each_other() -> (
