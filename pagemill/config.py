@@ -53,7 +53,6 @@ class ModelConfig:
     model: str  # as the caller named it
     path: str  # local folder or .gguf file
     tokenizer: str  # local folder or file the tokenizer is read from
-    tokenizer_mode: str  # "auto" | "slow"
     skip_tokenizer_init: bool
     served_model_name: str
     load_format: str  # "safetensors" | "gguf" | "dummy"

@@ -45,6 +45,12 @@ _ADAPTERS = "this version serves no LoRA adapters"
 _ONE_RANK = "this version runs on one rank"
 
 
+def _is_same(value: object, other: object) -> bool:
+    """Return whether two values agree, type and all (4 is 4.0, but True is not 1)."""
+    same_type = type(value) is type(other) or (type(value) is int and type(other) is float)
+    return same_type and value == other
+
+
 @dataclass
 class EngineArgs:
     """Arguments of an engine; "auto" and None are settled by `engine.resolve`."""
@@ -184,7 +190,8 @@ class EngineArgs:
         for f in dataclasses.fields(self):
             reason = f.metadata["unsupported"]
             value = getattr(self, f.name)
-            if reason is None or value == f.default or value in f.metadata["off"]:
+            asks_nothing = (f.default, *f.metadata["off"])
+            if reason is None or any(_is_same(value, one) for one in asks_nothing):
                 continue
             raise NotSupportedError(
                 f"{f.name}={value!r}: {reason}; leave {f.name} at its default ({f.default!r})"

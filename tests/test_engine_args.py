@@ -46,3 +46,9 @@ def test_arguments_accepted_for_other_engines_scripts_change_nothing() -> None:
 def test_two_lists_do_not_share_their_containers() -> None:
     EngineArgs().hf_overrides["x"] = 1
     assert EngineArgs().hf_overrides == {}
+
+
+def test_a_whole_number_is_the_default_of_the_same_size() -> None:
+    EngineArgs(swap_space=4).refuse_unsupported()
+    EngineArgs(swap_space=0).refuse_unsupported()
+    EngineArgs(swap_space=0.0).refuse_unsupported()

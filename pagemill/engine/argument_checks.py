@@ -19,6 +19,7 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int | None]] = {
     "kv_cache_memory_bytes": (1, None),
     "max_num_seqs": (1, None),
     "max_num_batched_tokens": (1, None),
+    "max_context_len_to_capture": (1, None),
     "num_threads": (1, 4096),
 }
 _TEXTS = (
@@ -46,8 +47,11 @@ def check_arguments(args: EngineArgs) -> None:
     for name in _SWITCHES:
         if not isinstance(getattr(args, name), bool):
             raise _bad(name, getattr(args, name), "True or False")
+    chunked = args.enable_chunked_prefill
+    if chunked is not None and not isinstance(chunked, bool):
+        raise _bad("enable_chunked_prefill", chunked, "True, or None for the same")
     size = args.block_size
-    if size is not None and (isinstance(size, bool) or size not in BLOCK_SIZES):
+    if size is not None and (type(size) is not int or size not in BLOCK_SIZES):
         raise _bad("block_size", size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     _check_number(args, "gpu_memory_utilization", 0.0, 1.0)
     _check_number(args, "log_stats_interval_s", 0.0, math.inf)

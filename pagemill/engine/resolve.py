@@ -81,7 +81,7 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
         model=model,
         cache=_cache(args, model, device, notes),
         scheduler=_scheduler(args, notes),
-        parallel=_parallel(args),
+        parallel=_parallel(args, notes),
         device=_device(args, device_name, device_reason, device, notes),
         observability=ObservabilityConfig(
             log_stats=not args.disable_log_stats,
@@ -122,7 +122,6 @@ def _model(
         model=args.model,
         path=str(path),
         tokenizer=str(path if args.tokenizer is None else tokenizer_path(args)),
-        tokenizer_mode=args.tokenizer_mode,
         skip_tokenizer_init=args.skip_tokenizer_init,
         served_model_name=args.served_model_name or args.model,
         load_format=_load_format(args, path, notes),
@@ -250,9 +249,11 @@ def _scheduler(args: EngineArgs, notes: _Notes) -> SchedulerConfig:
     )
 
 
-def _parallel(args: EngineArgs) -> ParallelConfig:
+def _parallel(args: EngineArgs, notes: _Notes) -> ParallelConfig:
     name = args.distributed_executor_backend
     executor = _EXECUTOR_NAMES.get(name, name)
+    if name is None:
+        notes.say("executor", executor, "one rank needs no process beside the engine's")
     if executor not in EXECUTORS:
         EXECUTORS.load(str(executor))  # raises, listing the known ones
     return ParallelConfig(executor=str(executor), tensor_parallel_size=args.tensor_parallel_size)

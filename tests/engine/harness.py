@@ -31,7 +31,7 @@ BLOCK_SIZE = 4
 def model_config(**changes: Any) -> ModelConfig:
     """Return the configuration of a byte model with a context of 64 tokens."""
     fields: dict[str, Any] = {
-        "model": "fake", "path": "fake", "tokenizer": "fake", "tokenizer_mode": "auto",
+        "model": "fake", "path": "fake", "tokenizer": "fake",
         "skip_tokenizer_init": False, "served_model_name": "fake", "load_format": "dummy",
         "model_type": "fake", "hf_config": {}, "generation_config": {}, "dtype": "float32",
         "quantization": None, "max_model_len": MAX_MODEL_LEN, "seed": 0,

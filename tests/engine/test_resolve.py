@@ -45,7 +45,15 @@ def test_every_auto_is_settled_with_its_reason(folder: Path) -> None:
     assert (config.device.device, config.parallel.executor) == ("cpu", "in_process")
     assert config.device.num_threads >= 1
     notes = "\n".join(config.notes)
-    for name in ("dtype", "max_model_len", "block_size", "max_num_seqs", "num_threads", "device"):
+    for name in (
+        "dtype",
+        "max_model_len",
+        "block_size",
+        "max_num_seqs",
+        "num_threads",
+        "device",
+        "executor",
+    ):
         assert f"{name} = " in notes
     assert all(": " in note for note in config.notes)
 
@@ -199,7 +207,8 @@ def test_wrong_sampling_defaults_are_refused(folder: Path, fields: Any, words: s
 BAD = [
     ("max_model_len", 0), ("max_model_len", 1.5), ("max_model_len", "many"), ("max_num_seqs", 0),
     ("max_num_seqs", True), ("max_num_batched_tokens", -1), ("block_size", 3), ("block_size", 512),
-    ("block_size", True), ("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.5),
+    ("block_size", True), ("block_size", 16.0), ("enable_chunked_prefill", 0),
+    ("enable_chunked_prefill", "no"), ("max_context_len_to_capture", "x"), ("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.5),
     ("gpu_memory_utilization", float("nan")), ("kv_cache_memory_bytes", 0), ("num_threads", 0),
     ("max_logprobs", -2), ("max_logprobs", None), ("seed", 2**63), ("seed", "x"),
     ("dtype", "int4"), ("load_format", "zip"), ("kv_cache_dtype", "fp8"), ("tokenizer_mode", "fast"),
@@ -222,7 +231,7 @@ def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value:
     [("enable_prefix_caching", True), ("swap_space", 1.0), ("tensor_parallel_size", 2),
      ("enable_lora", True), ("speculative_config", {}), ("quantization", "awq"),
      ("trust_remote_code", True), ("limit_mm_per_prompt", {"image": 1}),
-     ("enable_chunked_prefill", False)],
+     ("enable_chunked_prefill", False), ("tensor_parallel_size", True), ("max_loras", 1.0)],
 )  # fmt: skip
 def test_a_feature_that_is_not_there_is_refused_by_name(
     folder: Path, name: str, value: Any

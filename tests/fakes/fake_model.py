@@ -187,7 +187,6 @@ def fake_config(
         model="fake",
         path="fake",
         tokenizer="fake",
-        tokenizer_mode="auto",
         skip_tokenizer_init=True,
         served_model_name="fake",
         load_format="dummy",

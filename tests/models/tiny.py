@@ -246,7 +246,6 @@ def model_config(hf_config: dict[str, Any], **changes: Any) -> ModelConfig:
         "model": "tiny",
         "path": "tiny",
         "tokenizer": "tiny",
-        "tokenizer_mode": "auto",
         "skip_tokenizer_init": True,
         "served_model_name": "tiny",
         "load_format": "safetensors",

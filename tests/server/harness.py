@@ -81,7 +81,7 @@ def engine_config(**model: Any) -> EngineConfig:
         max_position=MAX_MODEL_LEN,
     )
     fields: dict[str, Any] = {
-        "model": MODEL, "path": MODEL, "tokenizer": MODEL, "tokenizer_mode": "auto",
+        "model": MODEL, "path": MODEL, "tokenizer": MODEL,
         "skip_tokenizer_init": False, "served_model_name": MODEL, "load_format": "dummy",
         "model_type": "llama", "hf_config": {}, "generation_config": {}, "shape": shape,
         "dtype": "float32", "quantization": None, "max_model_len": MAX_MODEL_LEN, "seed": None,
