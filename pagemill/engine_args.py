@@ -122,7 +122,7 @@ class EngineArgs:
     )
     swap_space: float = arg(
         4.0, "cache", "GiB of host memory for swapped sequences",
-        unsupported="this version preempts by recompute only and swaps nothing", off=(0,),
+        unsupported="this version preempts by recompute only and swaps nothing", off=(0.0,),
     )  # fmt: skip
     swap_dir: str | None = arg(
         None, "cache", "folder of the swap file",
