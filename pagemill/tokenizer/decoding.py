@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pagemill.errors import CheckpointError
 from pagemill.tokenizer.base import IncrementalDecoder, TextPiece
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -62,8 +63,19 @@ class DecodingPlan(Protocol):
 
 
 def plan_decoding(section: dict[str, Any] | None, vocabulary: Vocabulary) -> DecodingPlan:
-    """Choose the strategy for a `decoder` section of tokenizer.json (None: the section is null)."""
+    """Choose the strategy for a `decoder` section of tokenizer.json (None: the section is null).
+
+    Raises CheckpointError for a section with which the library cannot decode every text.
+    """
     kinds = _flatten(section)
+    for kind in kinds:
+        if kind["type"] == "Strip" and kind["stop"]:
+            # The library panics when a token (or the text) is shorter than what is to be stripped.
+            raise CheckpointError(
+                f"the decoder of this tokenizer strips {kind['stop']} characters {kind['content']!r} "
+                "from the end (Strip, stop), which no known model needs; set stop to 0 in "
+                "tokenizer.json"
+            )
     if [kind["type"] for kind in kinds] == ["ByteLevel"]:
         return BytePlan(vocabulary)
     rules = _token_rules(kinds)

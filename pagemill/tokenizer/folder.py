@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pagemill.errors import CheckpointError, PagemillError
 from pagemill.log import get_logger
 from pagemill.tokenizer.fast import FastTokenizer, TokenizerSettings
+from pagemill.tokenizer.library_panics import panics_as_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -35,15 +36,19 @@ _SPECIAL_NAMES = (
 def load_folder_tokenizer(path: Path) -> FastTokenizer:
     """Load a folder with tokenizer.json, or a tokenizer.json by its own path."""
     file = path / "tokenizer.json" if path.is_dir() else path
+    with panics_as_errors(file):
+        return wrap_backend(_read_backend(file), file.parent)
+
+
+def _read_backend(file: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
     try:
-        backend = Backend.from_file(str(file))
+        return Backend.from_file(str(file))
     except Exception as error:  # the library raises a bare Exception for every kind of damage
         raise CheckpointError(
             f"{file} cannot be read as a tokenizer: {error}; fetch the file again"
         ) from error
-    return wrap_backend(backend, file.parent)
 
 
 def wrap_backend(

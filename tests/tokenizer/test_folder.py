@@ -151,3 +151,34 @@ def test_missing_path_and_unknown_mode_are_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="tokenizer_mode is 'quick'; it is one of auto, slow"):
         load_tokenizer(tmp_path, mode="quick")
+
+
+def _spoil(folder: Path, **sections: Any) -> None:
+    """Replace sections of a saved tokenizer.json."""
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **sections}))
+
+
+def test_a_file_that_makes_the_library_panic_is_an_error(tmp_path: Path) -> None:
+    _write(tmp_path, NAMED)
+    unknown = {"SpecialToken": {"id": "<none>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    _spoil(
+        tmp_path,
+        post_processor={
+            "type": "TemplateProcessing", "single": [unknown, text], "pair": [], "special_tokens": {},
+        },
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json makes the tokenizers library fail"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("first", [[], [{"type": "Fuse"}]])
+def test_a_strip_at_the_end_is_refused_as_the_library_panics_on_short_texts(
+    tmp_path: Path, first: list[Any]
+) -> None:
+    _write(tmp_path, NAMED)
+    strip = {"type": "Strip", "content": "a", "start": 1, "stop": 1}
+    _spoil(tmp_path, decoder={"type": "Sequence", "decoders": [*first, strip]})
+    with pytest.raises(CheckpointError, match="strips 1 characters 'a' from the end"):
+        load_tokenizer(tmp_path)
