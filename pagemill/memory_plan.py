@@ -21,7 +21,7 @@ class MemoryPlan:
     num_blocks: int
     num_tokens: int  # that fit the pool
     max_model_len: int
-    num_full_requests: float  # of max_model_len tokens
+    num_full_requests: float  # of max_model_len tokens, in blocks of their own
 
     def lines(self) -> list[str]:
         """Return the plan as lines for the log and for `pagemill plan`."""

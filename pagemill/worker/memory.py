@@ -57,7 +57,7 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
         num_blocks=num_blocks,
         num_tokens=num_blocks * block_size,
         max_model_len=config.model.max_model_len,
-        num_full_requests=num_blocks * block_size / config.model.max_model_len,
+        num_full_requests=num_blocks / _blocks_of(config.model.max_model_len, block_size),
     )
     if num_blocks < _blocks_of(config.model.max_model_len, block_size):
         raise CacheTooSmallError(_too_small(config, plan, max(0, free)))

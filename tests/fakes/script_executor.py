@@ -52,7 +52,7 @@ class ScriptExecutor:
             num_blocks=num_blocks,
             num_tokens=num_blocks * block_size,
             max_model_len=max_model_len,
-            num_full_requests=num_blocks * block_size / max_model_len,
+            num_full_requests=num_blocks / -(-max_model_len // block_size),
         )
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:

@@ -87,6 +87,15 @@ def test_pool_is_no_larger_than_a_full_step_can_use() -> None:
     assert plan.num_full_requests == 64
 
 
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_full_requests_are_counted_in_whole_blocks(block_size: int) -> None:
+    config = make_config(kv_cache_memory_bytes=100 * MIB)
+    cache = dataclasses.replace(config.cache, block_size=block_size)
+    config = with_len(dataclasses.replace(config, cache=cache), 300)
+    plan = plan_memory(config, 1 << 34)
+    assert plan.num_full_requests == plan.num_blocks / -(-300 // block_size)
+
+
 def test_pool_size_can_be_set_outright() -> None:
     plan = plan_memory(make_config(kv_cache_memory_bytes=100 * MIB), MIB)
     assert plan.num_blocks == 100 * MIB // plan.block_bytes
