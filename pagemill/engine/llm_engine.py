@@ -138,7 +138,7 @@ class LLMEngine:
         counts, now = StepCounts(), time.monotonic()
         outputs = []
         for one in ids:
-            self._scheduler.abort(one)
+            self._outputs.note_times(self._scheduler.abort(one))
             output = self._outputs.end(one, "abort", now, counts)
             if output is not None:
                 outputs.append(output)

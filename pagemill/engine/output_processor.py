@@ -170,6 +170,13 @@ class OutputProcessor:
         self._deliver(state, now, counts, step)
         return step.outputs[0]
 
+    def note_times(self, updates: Iterable[SequenceUpdate]) -> None:
+        """Take from updates when their requests were first scheduled and how often preempted."""
+        for update in updates:
+            state = self._requests.get(update.request_id)
+            if state is not None:
+                self._note_times(state.metrics, update)
+
     def ignore(
         self, ignored: Iterable[IgnoredRequest], now: float, counts: StepCounts
     ) -> list[RequestOutput]:
@@ -183,9 +190,7 @@ class OutputProcessor:
         self, state: _Request, update: SequenceUpdate, now: float, counts: StepCounts
     ) -> None:
         metrics = state.metrics
-        if metrics.first_scheduled_time is None:
-            metrics.first_scheduled_time = update.first_scheduled_time
-        metrics.num_preemptions = max(metrics.num_preemptions, update.num_preemptions)
+        self._note_times(metrics, update)
         state.num_cached_tokens = max(state.num_cached_tokens, update.num_cached_tokens)
         if update.error is not None:
             state.error = update.error
@@ -199,6 +204,11 @@ class OutputProcessor:
                 metrics.first_token_time = now
                 counts.time_to_first_token_s.append(now - metrics.queued_time)
             metrics.last_token_time = now
+
+    def _note_times(self, metrics: RequestMetrics, update: SequenceUpdate) -> None:
+        if metrics.first_scheduled_time is None:
+            metrics.first_scheduled_time = update.first_scheduled_time
+        metrics.num_preemptions = max(metrics.num_preemptions, update.num_preemptions)
 
     def _take(
         self, state: _Request, sample: _Sample, update: SequenceUpdate, counts: StepCounts, now: float

@@ -57,6 +57,22 @@ def test_five_aborts_show_as_five_and_every_start_has_an_end() -> None:
     assert seen["pagemill:kv_cache_usage_perc"] == 0
 
 
+def test_request_aborted_inside_its_prompt_has_waited_its_time() -> None:
+    logger = prometheus()
+    engine, _ = make_engine(says("abc"), stat_loggers=[logger])
+    engine.add_request("chunked", "p" * 50, SamplingParams(max_tokens=2))  # 32 tokens a step
+    engine.add_request("waiting", "p" * 50, SamplingParams(max_tokens=2))
+    engine.step()
+    chunked, waiting = engine.abort_request(["chunked", "waiting"])
+    assert chunked.metrics is not None and waiting.metrics is not None
+    assert chunked.metrics.first_scheduled_time is not None
+    assert waiting.metrics.first_scheduled_time is None
+    seen = values(logger)
+    assert seen["pagemill:request_queue_time_seconds_count"] == 1
+    assert seen["pagemill:request_prefill_time_seconds_count"] == 0
+    run(engine)
+
+
 def test_tokens_and_times_are_counted() -> None:
     logger = prometheus("vllm")
     engine, _ = make_engine(says("abc"), stat_loggers=[logger])
