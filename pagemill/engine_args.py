@@ -7,14 +7,19 @@ an `EngineArgs` into an `EngineConfig`.
 
 from __future__ import annotations
 
+import argparse
+import copy
 import dataclasses
 import difflib
+import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pagemill.errors import NotSupportedError
+from pagemill.flags import add_flag
 
 A = TypeVar("A", bound="EngineArgs")
+P = TypeVar("P", bound="argparse.ArgumentParser | argparse._ArgumentGroup")
 
 DEMO_MODEL = "smollm2-135m-instruct"
 
@@ -174,6 +179,21 @@ class EngineArgs:
         "pagemill", "observability", "prefix of metric names (vllm keeps old boards)"
     )
     debug: bool = arg(False, "observability", "check the block invariant after every step")
+
+    @classmethod
+    def add_cli_args(cls, parser: P) -> P:
+        """Add a flag a field to a program's own parser, or to a group of one; return it."""
+        hints = typing.get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            made = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            hidden = f.metadata["unsupported"] is not None
+            add_flag(parser, f, hints[f.name], hidden=hidden, default=made)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls: type[A], args: argparse.Namespace) -> A:
+        """Build from what such a parser has read; its other values are passed over."""
+        return cls(**{f.name: copy.copy(getattr(args, f.name)) for f in dataclasses.fields(cls)})
 
     @classmethod
     def from_keywords(cls: type[A], keywords: dict[str, Any]) -> A:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 import pytest
@@ -52,3 +53,36 @@ def test_a_whole_number_is_the_default_of_the_same_size() -> None:
     EngineArgs(swap_space=4).refuse_unsupported()
     EngineArgs(swap_space=0).refuse_unsupported()
     EngineArgs(swap_space=0.0).refuse_unsupported()
+
+
+def own_parser(*, group: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    EngineArgs.add_cli_args(parser.add_argument_group("engine") if group else parser)
+    parser.set_defaults(model="folder")
+    parser.add_argument("--max-tokens", type=int, default=5)
+    return parser
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_program_s_own_parser_takes_the_engine_s_flags(group: bool) -> None:
+    parser = own_parser(group=group)
+    assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs(model="folder")
+    words = ["--max-model-len", "64", "--kv-cache-memory-bytes", "2MiB", "--no-debug"]
+    args = parser.parse_args([*words, "--enforce-eager", "--hf-overrides", '{"a": 1}'])
+    wanted = EngineArgs(
+        "folder", max_model_len=64, kv_cache_memory_bytes=2 << 20, enforce_eager=True,
+        hf_overrides={"a": 1},
+    )  # fmt: skip
+    assert EngineArgs.from_cli_args(args) == wanted
+    # ... and all that is left is keywords of LLM
+    keywords = vars(args)
+    assert keywords.pop("max_tokens") == 5
+    assert EngineArgs.from_keywords(keywords) == wanted
+    made = AsyncEngineArgs.from_cli_args(parser.parse_args([]))
+    assert isinstance(made, AsyncEngineArgs)
+
+
+def test_a_wrong_value_of_a_flag_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        own_parser(group=False).parse_args(["--max-model-len", "many"])
+    assert "--max-model-len is 'many'" in capsys.readouterr().err

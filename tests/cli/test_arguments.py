@@ -168,20 +168,6 @@ def test_wrong_environment_value_is_named(
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("7", 7), ("2k", 2000), ("2KiB", 2048), ("3MB", 3_000_000), ("1T", 10**12), ("0.5GiB", 2**29)],
-)
-def test_sizes(text: str, value: int) -> None:
-    assert arguments.parse_size(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "2X", "1e9"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no"):
-        arguments.parse_size(text)
-
-
-@pytest.mark.parametrize(
     "args",
     [
         ServerArgs(port=70000),
