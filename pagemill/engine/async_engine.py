@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pagemill.config import IN_PROCESS, EngineConfig
@@ -39,8 +39,8 @@ HOMES: Registry[HomeMaker] = Registry(
         "process": "pagemill.engine.engine_process:make_home",
     },
 )
-# Texts longer than this are tokenized in a thread, so that other streams do not wait.
-_LONG_TEXT = 4096
+# Prompts of more characters, or token ids, are read in a thread, so that other streams do not wait.
+_LONG_PROMPT = 4096
 
 
 class _Stream:
@@ -143,7 +143,7 @@ class AsyncLLMEngine:
                 request_id, prompt, sampling_params, priority=priority, length_rule=length_rule
             )
 
-        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
+        if _length(prompt) > _LONG_PROMPT:
             return await asyncio.to_thread(process)
         return process()
 
@@ -284,6 +284,13 @@ class AsyncLLMEngine:
     def _raise_if_dead(self) -> None:
         if self._dead is not None:
             raise self._death()
+
+
+def _length(prompt: Any) -> int:
+    """Return about how much a prompt is to read; what is no prompt is refused elsewhere."""
+    if isinstance(prompt, Mapping):
+        return max((_length(value) for value in prompt.values()), default=0)
+    return len(prompt) if isinstance(prompt, (str, list, tuple)) else 0
 
 
 def _putter(stream: _Stream, item: RequestOutput | PagemillError | None) -> Callable[[], None]:

@@ -26,7 +26,8 @@ from pagemill.server.protocol import TemplateOptions
 from pagemill.server.settings import ServerArgs
 from pagemill.tokenizer.base import Tokenizer
 
-# Texts up to this many characters are encoded on the event loop: a hop to a thread would cost more.
+# Texts of up to this many characters, or tokens, are worked on in the event loop: a hop to a thread would
+# cost more.
 SHORT_TEXT = 2000
 
 
@@ -139,6 +140,13 @@ class Serving:
         return await asyncio.to_thread(
             tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
+
+    async def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        """Return the text of token ids, which are in the vocabulary."""
+        decode = self.need_tokenizer().decode
+        if len(token_ids) <= SHORT_TEXT:
+            return decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return await asyncio.to_thread(decode, token_ids, skip_special_tokens=skip_special_tokens)
 
     async def prompt(self, given: str | list[int], *, add_special_tokens: bool) -> Prompt:
         """Return a prompt's ids, and its text if it came as text."""

@@ -40,14 +40,14 @@ def routes(serving: Serving) -> list[Route]:
         body = read_detokenize(await serving.body(request))
         serving.check_model(body.model)
         tokenizer = serving.need_tokenizer()
-        for token_id in body.tokens:
+        tokens = body.tokens
+        for token_id in (min(tokens), max(tokens)) if tokens else ():
             if not 0 <= token_id < tokenizer.vocab_size:
                 raise ApiError(
                     f"tokens holds {shown(token_id)}; ids are from 0 to {tokenizer.vocab_size - 1}",
                     param="tokens",
                 )
-        skip = body.skip_special_tokens
-        return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=skip)})
+        return JSONResponse({"prompt": await serving.decode(tokens, body.skip_special_tokens)})
 
     return [
         Route("/tokenize", tokenize, methods=["POST"]),

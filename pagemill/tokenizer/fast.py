@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+# Characters, or ids, from which on the library's functions for batches are taken: they let Python's other
+# threads run, and its functions for one text do not, for seconds in a text of megabytes.
+LONG = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
@@ -106,7 +110,7 @@ class FastTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`. A text that begins with the begin token gets no second one."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._ids(text, add_special_tokens)
         except TypeError as error:
             # The library's word for a str that is not UTF-8.
             raise _not_unicode(text) from error
@@ -119,6 +123,16 @@ class FastTokenizer:
             return ids[1:]
         return ids
 
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        backend = self._backend
+        if len(text) <= LONG:
+            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            texts = [text]
+            (encoding,) = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
     def decode(
         self,
         token_ids: Sequence[int],
@@ -127,13 +141,19 @@ class FastTokenizer:
         spaces_between_special_tokens: bool = True,
     ) -> str:
         """Return the text of `token_ids`. Ids outside the vocabulary raise ValueError."""
-        for token_id in token_ids:
-            self._check(token_id)
+        if len(token_ids):
+            self._check(min(token_ids))
+            self._check(max(token_ids))
         return self.decode_whole(token_ids, skip_special_tokens)
 
     def decode_whole(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Decode without a check of the ids: those without a token leave no trace."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = list(token_ids)
+        text: str
+        if len(ids) <= LONG:
+            text = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        else:
+            (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def decoder(

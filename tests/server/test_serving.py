@@ -276,3 +276,18 @@ def send_half_a_body(port: int, path: str) -> socket.socket:
     client = socket.create_connection(("127.0.0.1", port), timeout=10)
     client.sendall(head.encode() + b'{"prompt": ')
     return client
+
+
+def test_long_texts_and_long_lists_of_ids_go_through_both_ways(server: Running) -> None:
+    text = "héllo " * 2000
+    tokens = server.post("/tokenize", {"prompt": text}).json()["tokens"]
+    assert tokens == list(text.encode())
+    assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": text}
+    assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    for wrong in (-1, 10**6):
+        refused = server.post("/detokenize", {"tokens": [*tokens, wrong]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+    for prompt in (text, tokens):
+        refused = server.post(COMPLETIONS, {"prompt": prompt})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        assert str(len(tokens)) in refused.json()["error"]["message"]

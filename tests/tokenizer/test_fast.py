@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from pagemill.errors import RequestError
 from pagemill.tokenizer.decoding import byte_level_alphabet
-from pagemill.tokenizer.fast import FastTokenizer, TokenizerSettings
+from pagemill.tokenizer.fast import LONG, FastTokenizer, TokenizerSettings
 
 BOS, EOS = 256, 257
 
@@ -149,3 +150,44 @@ def test_variables_and_special_tokens_reach_the_template() -> None:
     tokenizer = _tokenizer(templates={"default": template})
     rendered = tokenizer.apply_chat_template(MESSAGES, enable_thinking=False)
     assert rendered == "<s></s>FalseNoneNone"
+
+
+@pytest.mark.parametrize("length", [LONG - 1, LONG, LONG + 1, 3 * LONG])
+def test_long_texts_follow_the_rules_of_short_ones(length: int) -> None:
+    tokenizer = _tokenizer()
+    text = ("a</s>é" * length)[:length]
+    ids = tokenizer.encode(text)
+    assert ids == tokenizer.backend.encode(text).ids
+    assert tokenizer.encode("<s>" + text) == ids
+    assert tokenizer.encode(text, add_special_tokens=False) == ids[1:]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>" + text
+    assert tokenizer.decode(ids) == text.replace("</s>", "")
+    with pytest.raises(RequestError, match=f"U\\+D800 at character {length}"):
+        tokenizer.encode(text + "\ud800")
+    for wrong in (-1, tokenizer.vocab_size):
+        with pytest.raises(ValueError, match=f"token id {wrong} is outside the vocabulary"):
+            tokenizer.decode([*ids, wrong])
+
+
+def test_other_threads_run_while_a_long_text_is_encoded_or_decoded() -> None:
+    tokenizer = _tokenizer()
+    text = "word " * 200_000
+    ids = [ord("w")] * 2_000_000
+    works: list[Callable[[], object]] = [
+        lambda: tokenizer.encode(text),
+        lambda: tokenizer.decode(ids),
+    ]
+    for work in works:
+        ended = threading.Event()
+        ticks: list[bool] = []
+
+        def tick(ended: threading.Event = ended, ticks: list[bool] = ticks) -> None:
+            while not ended.wait(0.002):
+                ticks.append(True)
+
+        ticker = threading.Thread(target=tick)
+        ticker.start()
+        work()
+        ended.set()
+        ticker.join()
+        assert len(ticks) > 10
