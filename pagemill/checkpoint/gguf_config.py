@@ -13,6 +13,7 @@ guessed back.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,10 +125,9 @@ def _end_token_ids(fields: Fields, vocab_size: int) -> list[int]:
         token_id = fields.token_id(f"tokenizer.ggml.{name}_token_id", vocab_size)
         if token_id is not None:
             ids.append(token_id)
-    metadata = fields.file.metadata
-    template = metadata.get("tokenizer.chat_template", "")
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    types = metadata.get("tokenizer.ggml.token_type", [])
+    template = fields.of_kind("tokenizer.chat_template", str) or ""
+    tokens = fields.of_kind("tokenizer.ggml.tokens", list) or []
+    types = fields.of_kind("tokenizer.ggml.token_type", list, array) or []
     for text in _TURN_ENDS:
         if text in template and text in tokens:
             token_id = tokens.index(text)

@@ -101,6 +101,13 @@ class Fields:
             raise self._error(full_key, value, "a finite number")
         return shortest(value)
 
+    def of_kind(self, full_key: str, *kinds: type) -> Any:
+        """Return the value under a full key, of one of the kinds, or None."""
+        value = self.file.metadata.get(full_key)
+        if value is not None and not isinstance(value, kinds):
+            raise self._error(full_key, value, "a string" if str in kinds else "an array")
+        return value
+
     def token_id(self, full_key: str, vocab_size: int) -> int | None:
         """Return a token id under a full key, or None."""
         value = self.file.metadata.get(full_key)

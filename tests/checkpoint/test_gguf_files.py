@@ -309,6 +309,10 @@ def test_end_tokens_are_those_named_and_those_the_template_ends_turns_with(tmp_p
         ({".expert_count": 8}, "mixture of experts"),
         ({".attention.key_length": 24, ".attention.value_length": 16}, "needs all three equal"),
         ({"tokenizer.ggml.eos_token_id": 96}, "eos_token_id is 96.*token id from 0 to 95"),
+        ({"tokenizer.chat_template": 3}, "chat_template is 3; it must be a string"),
+        ({"tokenizer.chat_template": True}, "chat_template is True; it must be a string"),
+        ({"tokenizer.ggml.tokens": 3}, "tokens is 3; it must be an array"),
+        ({"tokenizer.ggml.token_type": "x"}, "token_type is 'x'; it must be an array"),
     ],
 )
 def test_impossible_metadata_is_refused_with_key_value_and_range(
