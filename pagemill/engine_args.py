@@ -120,7 +120,7 @@ class EngineArgs:
         "share of the device memory to use; on CPU of the memory available at start (0.5)",
     )
     kv_cache_memory_bytes: int | None = arg(
-        None, "cache", "size of the KV pool outright; takes 2GiB too"
+        None, "cache", "bytes of the KV pool, outright (as a flag: 2GiB too)"
     )
     kv_cache_dtype: str = arg(
         "auto", "cache", "auto: the model's", choices=("auto", "float32", "bfloat16")
