@@ -89,6 +89,8 @@ class StopStringMatcher:
         (min_tokens); a stop must lie entirely in pieces that may stop.
         """
         assert not self._is_done, "text after the stop"
+        if not text:  # most tokens in the middle of a character: nothing changes
+            return StopResult("")
         if not may_stop:
             self._states = [0] * len(self._stops)
             return StopResult(self._release(0) + ("" if hidden else text))

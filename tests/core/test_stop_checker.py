@@ -200,6 +200,7 @@ stop_lists = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
     include=st.booleans(),
 )
 @example(pieces=[("aabaaab", False, True)], stops=["aabaaac", "aaab"], include=False)
+@example(pieces=[("a", False, True), ("", False, False)], stops=["aa"], include=False)
 def test_matcher_agrees_with_brute_force_for_every_split(
     pieces: list[Piece], stops: list[str], include: bool
 ) -> None:
