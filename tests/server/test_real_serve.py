@@ -136,16 +136,17 @@ def test_a_hundred_streams_at_once_all_get_the_text_they_get_alone(serve: Serve)
 def test_clients_that_vanish_leave_nothing_running_and_five_aborts(
     serve: Serve, server: Running
 ) -> None:
+    server.wait_idle()
     before = server.metric("request_success_total", finished_reason="abort")
     body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True}
     for stream in (True, True, True, False, False):
         client = raw_request(serve.port, {**body, "stream": stream})
         if stream:
             assert client.recv(200)
-        else:
-            until(lambda: server.metric("num_requests_running") > 0)
+        # Alone on the server, so that what runs is this request and not the one before.
+        until(lambda: server.metric("num_requests_running") > 0)
         client.close()
-    server.wait_idle()
+        server.wait_idle()
     assert server.metric("request_success_total", finished_reason="abort") == before + 5
     assert server.metric("kv_cache_usage_perc") == 0
 
