@@ -11,6 +11,7 @@
 #include "attention/attention.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "limits/limits.h"
 #include "linear/linear.h"
 
 namespace nb = nanobind;
@@ -27,6 +28,8 @@ NB_MODULE(_C, m) {
   m.def("pack_linear", &pack_linear, Free());
   m.def("linear_rows", &linear_rows, Free());
   m.def("linear", &linear, Free());
+  m.def("peak_flops", &peak_flops, Free());
+  m.def("read_memory", &read_memory, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, uintptr_t, int64_t, uintptr_t,
