@@ -1,0 +1,20 @@
+// pagemill/_C: the list of operations, one line each. Python passes addresses and sizes; the wrappers
+// in pagemill/ops/cpu.py check tensors and allocate outputs, the operations check numbers.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "common/dispatch.h"
+#include "common/parallel.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_C, m) {
+  using namespace pagemill;
+  m.def("active_isa", [] { return std::string(isa_name(active_isa())); });
+  m.def("available_isas", &available_isas);
+  m.def("force_isa", &force_isa);
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads);
+}
