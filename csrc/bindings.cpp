@@ -7,6 +7,7 @@
 
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "linear/linear.h"
 
 namespace nb = nanobind;
 
@@ -17,4 +18,10 @@ NB_MODULE(_C, m) {
   m.def("force_isa", &force_isa);
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads);
+  // The interpreter runs other threads meanwhile.
+  using Free = nb::call_guard<nb::gil_scoped_release>;
+  m.def("pack_linear", &pack_linear, Free());
+  m.def("linear_rows", &linear_rows, Free());
+  m.def("linear", &linear, Free());
+  m.def("linear_scratch_bytes", &linear_scratch_bytes);
 }

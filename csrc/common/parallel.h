@@ -16,6 +16,15 @@ namespace pagemill {
 int num_threads();
 void set_num_threads(int count);
 
+// Inside a body of parallel_for: which of the at most num_threads() parts it is.
+inline int part_index() {
+#if defined(_OPENMP)
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
 // Call body(first, last) with even parts of 0..count, one a thread; parts are multiples of `grain`,
 // but for the last. One part runs in the caller without waking anyone.
 template <typename Body>
