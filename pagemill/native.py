@@ -2,12 +2,13 @@
 
 `pagemill._C` is built when pagemill is installed, where there is a C++ compiler; a source tree gets it
 by `make build`. Without it everything runs on plain PyTorch operations. Called by `device`, `ops`, the
-quantization registry's users and `collect-env`.
+engine's notes at start, `collect-env` and the Makefile (`python -m pagemill.native`).
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from types import ModuleType
 
@@ -30,12 +31,11 @@ def extension() -> ModuleType | None:
     """
     if importlib.util.find_spec("pagemill._C") is None:
         return None
-    from pagemill import _C
-
+    module = importlib.import_module("pagemill._C")
     wanted = env.cpu_isa()
     if wanted:
-        use_isa(wanted, _C)
-    return _C
+        use_isa(wanted, module)
+    return module
 
 
 def use_isa(name: str, module: ModuleType | None = None) -> None:
@@ -60,3 +60,12 @@ def describe() -> str:
     if module is None:
         return LOST
     return f"native, {module.active_isa()} (available: {module.available_isas()})"
+
+
+def main() -> None:
+    """Print the line."""
+    print(f"kernels: {describe()}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -107,4 +107,4 @@ def _k_shape(in_features: int, dtype: torch.dtype) -> tuple[int, int, int]:
 
 def linear_scratch_bytes() -> int:
     """Return the most memory that `linear` keeps of its own."""
-    return _C.linear_scratch_bytes()
+    return int(_C.linear_scratch_bytes())
