@@ -23,6 +23,15 @@ from pagemill.quant.none import Unquantized, activation_outputs
 class NativeDense(Unquantized):
     """Filled like the plain format; `finish` replaces `weight` by `packed`."""
 
+    def allocate(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the unfilled matrix in pages of its own, which the system gets back when it is packed.
+
+        What malloc is given back it may keep: here that would be a second copy of the weights.
+        """
+        if device.type == "meta":
+            return super().allocate(shape, dtype, device)
+        return lazy_zeros(shape, dtype)
+
     def finish(self, layer: nn.Module) -> None:
         """Pack the rows of a layer and let go of them."""
         shape, weight = _shape(layer), cast(Tensor, layer.weight)

@@ -22,13 +22,17 @@ class Unquantized:
         self, layer: nn.Module, shape: LinearShape, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Register `weight` and `bias` on the layer."""
-        weight = torch.empty(shape.out_features, shape.in_features, dtype=dtype, device=device)
+        weight = self.allocate((shape.out_features, shape.in_features), dtype, device)
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
         bias = None
         if shape.bias:
             empty = torch.empty(shape.out_features, dtype=dtype, device=device)
             bias = nn.Parameter(empty, requires_grad=False)
         layer.register_parameter("bias", bias)
+
+    def allocate(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the unfilled matrix."""
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def targets(self, layer: nn.Module, start: int, stop: int) -> dict[str, Target]:
         """Return the rows of the matrix and of the bias."""
