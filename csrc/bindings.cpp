@@ -7,6 +7,7 @@
 
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "limits/limits.h"
 #include "linear/linear.h"
 
 namespace nb = nanobind;
@@ -23,5 +24,7 @@ NB_MODULE(_C, m) {
   m.def("pack_linear", &pack_linear, Free());
   m.def("linear_rows", &linear_rows, Free());
   m.def("linear", &linear, Free());
+  m.def("peak_flops", &peak_flops, Free());
+  m.def("read_memory", &read_memory, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);
 }
