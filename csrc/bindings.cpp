@@ -2,9 +2,13 @@
 // in pagemill/ops/cpu.py check tensors and allocate outputs, the operations check numbers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
+#include "attention/attention.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "linear/linear.h"
@@ -24,4 +28,9 @@ NB_MODULE(_C, m) {
   m.def("linear_rows", &linear_rows, Free());
   m.def("linear", &linear, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);
+  nb::class_<AttentionPlan>(m, "AttentionPlan")
+      .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, uintptr_t, int64_t, uintptr_t,
+                    int64_t>());
+  m.def("attention", &attention, Free());
+  m.def("attention_scratch_bytes", &attention_scratch_bytes);
 }
