@@ -21,12 +21,12 @@ class CPUDevice:
     """Tensors in the host's memory."""
 
     name = "cpu"
-    attention_backend = "torch"
     default_memory_utilization = 0.5  # the rest is for everything else on the machine
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self._native = native.extension()
+        self.attention_backend = "torch" if self._native is None else "cpu"
         self.dense_weights = "torch" if self._native is None else "native"
 
     def available_bytes(self) -> int:
