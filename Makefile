@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all check fmt bench docs clean
+.PHONY: help setup build demo test test-all check fmt bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -10,7 +10,7 @@ help:  ## list the targets
 .venv/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt -e .
-	@echo "no native kernels in this version: computing with the plain PyTorch kernels"
+	@$(BIN)/python -m pagemill.native
 	touch $@
 
 .venv/dev: .venv/base
@@ -18,6 +18,10 @@ help:  ## list the targets
 	touch $@
 
 setup: .venv/dev  ## editable install with the development tools
+
+build: .venv/dev  ## the native kernels, after a change in csrc/: CMake -> pagemill/_C
+	$(BIN)/cmake -S . -B build/inplace -DPAGEMILL_INPLACE=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
+	$(BIN)/cmake --build build/inplace -j
 
 demo: .venv/base  ## install, then generate text with a real model
 	$(BIN)/pagemill pull smollm2-135m-instruct
@@ -43,4 +47,4 @@ docs: .venv/dev  ## run the examples and compare the documents with the code
 	$(BIN)/python -m pytest tests/examples tests/docs
 
 clean:  ## remove what the targets made
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist pagemill/_C.*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -45,6 +45,11 @@ def log_level() -> str:
     return os.environ.get(PREFIX + "LOG_LEVEL", "INFO").upper()
 
 
+def cpu_isa() -> str | None:
+    """Return the instruction set that PAGEMILL_CPU_ISA forces on the native kernels, or None."""
+    return os.environ.get(PREFIX + "CPU_ISA")
+
+
 def omp_num_threads() -> str | None:
     """Return OMP_NUM_THREADS as the user set it, or None."""
     return os.environ.get("OMP_NUM_THREADS")

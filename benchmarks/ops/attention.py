@@ -1,9 +1,13 @@
-"""Time one attention layer of the plain-torch backend: decode, prefill and a mixed step.
+"""Time one attention layer of every backend, in turn: decode, prefill and a mixed step.
 
-    python -m benchmarks.ops.attention [--threads 2] [--repeats 10]
+    python -m benchmarks.ops.attention [--threads 2] [--repeats 10] [--only decode]
 
-Each line is one `forward` call with a prepared plan, the best and the median of the repeats. Shapes are
-SmolLM2-135M's: 9 query and 3 key heads of 64, blocks of 16.
+A line is one shape and dtype: for each backend the best time of one `forward` call with a prepared plan
+and the time of preparing it; for the native one its speed, and how many times plain torch's that is.
+Decode is bound by memory (bytes of keys and values that are read), prefill by arithmetic (products and
+sums of the keys that are seen). Backends take turns in every repeat, so that a busy machine disturbs
+both. Shapes are SmolLM2-135M's, 9 query and 3 key heads of 64, and Llama-3.2-1B's, 32 and 8 of 64; blocks
+of 16.
 """
 
 from __future__ import annotations
@@ -11,14 +15,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from pagemill import native
 from pagemill.attention import BACKENDS
-from pagemill.attention.base import AttentionBatch, AttentionSpec
+from pagemill.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
 
 BLOCK_SIZE = 16
 SPEC = AttentionSpec(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125)
+LLAMA = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=64, scale=0.125)
 WINDOW = AttentionSpec(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125, sliding_window=128)
 
 
@@ -44,32 +52,79 @@ def make_batch(contexts: list[int], counts: list[int], seed: int = 0) -> Attenti
     )
 
 
-def measure(
-    name: str, spec: AttentionSpec, batch: AttentionBatch, dtype: torch.dtype, repeats: int
-) -> None:
-    """Print the time of one layer and of preparing the step."""
-    backend = BACKENDS.load("torch")()
+@dataclass
+class Runner:
+    """One backend at work on one step."""
+
+    backend: AttentionBackend
+    spec: AttentionSpec
+    batch: AttentionBatch
+    inputs: tuple[Tensor, Tensor, Tensor]
+    kv: tuple[Tensor, Tensor]
+    plans: list[float]
+    layers: list[float]
+
+    def run(self) -> None:
+        """Time preparing with a first layer, and a further layer."""
+        start = time.perf_counter()
+        plan = self.backend.prepare(self.batch)
+        self.backend.forward(self.spec, *self.inputs, self.kv, plan)
+        middle = time.perf_counter()
+        self.backend.forward(self.spec, *self.inputs, self.kv, plan)
+        end = time.perf_counter()
+        self.layers.append(end - middle)
+        self.plans.append(middle - start - (end - middle))
+
+
+def make_runner(
+    name: str, spec: AttentionSpec, batch: AttentionBatch, dtype: torch.dtype
+) -> Runner:
+    """Return a backend with a full cache and random queries."""
+    backend = BACKENDS.load(name)()
     num_blocks = int(batch.block_tables.max()) + 1
     kv = backend.allocate_kv(spec, num_blocks, BLOCK_SIZE, dtype, torch.device("cpu"))
     for pool in kv:
         pool.normal_()
     tokens = batch.query_starts[-1]
-    q = torch.randn(tokens, spec.num_heads, spec.head_dim).to(dtype)
-    k, v = (torch.randn(tokens, spec.num_kv_heads, spec.head_dim).to(dtype) for _ in range(2))
-    first, layers = [], []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        plan = backend.prepare(batch)
-        backend.forward(spec, q, k, v, kv, plan)
-        first.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        backend.forward(spec, q, k, v, kv, plan)
-        layers.append(time.perf_counter() - start)
-    plan_ms = max(0.0, statistics.median(first) - statistics.median(layers)) * 1e3
-    print(
-        f"{name:34} {str(dtype)[6:]:9} layer {min(layers) * 1e3:8.2f} ms "
-        f"(median {statistics.median(layers) * 1e3:8.2f})  plan {plan_ms:6.2f} ms"
+    q, k, v = (
+        torch.randn(tokens, heads, spec.head_dim).to(dtype)
+        for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     )
+    return Runner(backend, spec, batch, (q, k, v), kv, [], [])
+
+
+def keys_seen(spec: AttentionSpec, batch: AttentionBatch) -> tuple[int, int]:
+    """Return the keys that sequences read, and the keys that queries see, over the step."""
+    window = spec.sliding_window or 1 << 60
+    read = seen = 0
+    for seq, context in enumerate(batch.num_computed):
+        count = batch.query_starts[seq + 1] - batch.query_starts[seq]
+        read += min(context + count, window + count - 1)
+        seen += sum(min(position + 1, window) for position in range(context, context + count))
+    return read, seen
+
+
+def measure(
+    name: str, spec: AttentionSpec, batch: AttentionBatch, dtype: torch.dtype, repeats: int
+) -> None:
+    """Print the time of one layer and of preparing the step, for each backend."""
+    names = ["torch"] if native.extension() is None else ["torch", "cpu"]
+    runners = [make_runner(backend, spec, batch, dtype) for backend in names]
+    for _ in range(repeats):
+        for runner in runners:
+            runner.run()
+    line = f"{name:34} {str(dtype)[6:]:9}"
+    for backend, runner in zip(names, runners, strict=True):
+        plan_us = max(0.0, statistics.median(runner.plans)) * 1e6
+        line += f" {backend:>6} {min(runner.layers) * 1e3:8.3f} ms, plan {plan_us:6.0f} us"
+    read, seen = keys_seen(spec, batch)
+    best = min(runners[-1].layers)
+    size = 2 * read * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    flops = 4 * seen * spec.num_heads * spec.head_dim
+    line += f"  {size / best / 1e9:6.1f} GB/s {flops / best / 1e9:7.1f} GFLOP/s"
+    if len(runners) == 2:
+        line += f"  x{min(runners[0].layers) / best:.1f}"
+    print(line, flush=True)
 
 
 def main() -> None:
@@ -77,8 +132,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--only", default="", help="run the shapes whose names begin with this")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    extension = native.extension()
+    if extension is not None:
+        extension.set_num_threads(arguments.threads)
+    print(f"kernels: {native.describe()}; threads: {arguments.threads}")
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     mixed = torch.randint(32, 768, (64,), generator=generator).tolist()
@@ -87,9 +147,13 @@ def main() -> None:
         ("decode 64 x 32-768", SPEC, make_batch(mixed, [1] * 64)),
         ("decode 64 x 32-768, window 128", WINDOW, make_batch(mixed, [1] * 64)),
         ("decode 1 x 300", SPEC, make_batch([299], [1])),
+        ("decode 1 x 8000", SPEC, make_batch([7999], [1])),
+        ("decode 64 x 300, Llama 1B", LLAMA, make_batch([299] * 64, [1] * 64)),
+        ("decode 1 x 8000, Llama 1B", LLAMA, make_batch([7999], [1])),
         ("decode 1 x 16000", SPEC, make_batch([15999], [1])),
         ("prefill 512", SPEC, make_batch([0], [512])),
         ("prefill 2048", SPEC, make_batch([0], [2048])),
+        ("prefill 2048, Llama 1B", LLAMA, make_batch([0], [2048])),
         ("prefill 2048, window 128", WINDOW, make_batch([0], [2048])),
         ("prefill 16 x 128", SPEC, make_batch([0] * 16, [128] * 16)),
         ("prefill 512 after 8000", SPEC, make_batch([8000], [512])),
@@ -97,6 +161,8 @@ def main() -> None:
     ]
     with torch.inference_mode():
         for name, spec, batch in cases:
+            if not name.startswith(arguments.only):
+                continue
             for dtype in (torch.float32, torch.bfloat16):
                 measure(name, spec, batch, dtype, arguments.repeats)
 

@@ -11,6 +11,7 @@ from pagemill.registry import Registry
 BACKENDS: Registry[type[AttentionBackend]] = Registry(
     "attention backend",
     {
+        "cpu": "pagemill.attention.cpu:CPUAttention",
         "torch": "pagemill.attention.torch_ref:TorchAttention",
     },
 )

@@ -11,7 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from pagemill import env
+from pagemill import env, native
+from pagemill.errors import ConfigError
 from pagemill.version import __version__
 
 PACKAGES = (
@@ -57,13 +58,17 @@ def collect() -> dict[str, str]:
     report["memory"] = _memory()
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     report["C++ compiler"] = compiler or "none found"
-    report["kernels"] = (
-        "plain PyTorch operations: this version has no native kernels, so it is slower than it could "
-        "be, and logprobs agree to rounding rather than to the bit whatever the batch"
-    )
+    report["kernels"] = _kernels()
     report["cache folder"] = str(env.cache_dir())
     report["pulled models"] = _pulled()
     return report
+
+
+def _kernels() -> str:
+    try:
+        return native.describe()
+    except (ConfigError, ImportError) as error:
+        return f"cannot be used: {error}"
 
 
 def _version(name: str) -> str:

@@ -13,6 +13,7 @@ class Device(Protocol):
     name: str
     torch_device: torch.device
     attention_backend: str  # key of the attention registry
+    dense_weights: str  # key of quant.DENSE_METHODS: the format of weights that are not quantized
     default_memory_utilization: float  # share of the available memory to use, 0..1
 
     def available_bytes(self) -> int:

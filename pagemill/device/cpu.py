@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pagemill import native
 from pagemill.device import host
 from pagemill.env import limit_onednn_caches, omp_num_threads
 from pagemill.errors import ConfigError
@@ -20,19 +21,25 @@ class CPUDevice:
     """Tensors in the host's memory."""
 
     name = "cpu"
-    attention_backend = "torch"
     default_memory_utilization = 0.5  # the rest is for everything else on the machine
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
+        self._native = native.extension()
+        self.attention_backend = "torch" if self._native is None else "cpu"
+        self.dense_weights = "torch" if self._native is None else "native"
 
     def available_bytes(self) -> int:
         """Return the memory this process may still take: the machine's, or less by cgroup limit."""
         return host.available_bytes()
 
     def library_bytes(self, dtype: str) -> int:
-        """Return what oneDNN keeps of compiled products; float32 ones go elsewhere and keep nothing."""
-        return _KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0
+        """Return what oneDNN keeps of compiled products, and the native kernels of scratch memory.
+
+        oneDNN's float32 products go elsewhere and keep nothing.
+        """
+        kept = 0 if self._native is None else int(self._native.linear_scratch_bytes())
+        return kept + (_KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0)
 
     def default_num_threads(self) -> int:
         """Return OMP_NUM_THREADS if set, else the cores this process may use."""
@@ -62,6 +69,8 @@ class CPUDevice:
         """Set the number of compute threads of this process; bound what oneDNN keeps."""
         limit_onednn_caches(_KEPT_PRODUCTS)
         torch.set_num_threads(num_threads)
+        if self._native is not None:
+            self._native.set_num_threads(num_threads)
 
     def synchronize(self) -> None:
         """Do nothing: work on the CPU is done when the call returns."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagemill import env
+from pagemill import env, native
 from pagemill.checkpoint import checkpoint_format, locate, read_configs
 from pagemill.config import (
     IN_PROCESS,
@@ -43,8 +43,8 @@ DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # Attention backends whose bits depend on the batch -> what still holds with them.
 _REFERENCE_KERNELS = {
-    "torch": "plain torch; greedy tokens in float32 do not depend on the batch, other results may in "
-    "their last bits",
+    "torch": "attention is plain torch; greedy tokens in float32 do not depend on the batch, other "
+    "results may in their last bits",
 }
 # vLLM's names of the executors.
 _EXECUTOR_NAMES = {None: IN_PROCESS, "uni": IN_PROCESS, "mp": "multi_process"}
@@ -264,9 +264,10 @@ def _device(
 ) -> DeviceConfig:
     if args.device == "auto":
         notes.say("device", name, reason)
+    notes.say("kernels", device.dense_weights, native.describe())
     kernels = _REFERENCE_KERNELS.get(device.attention_backend)
     if kernels is not None:
-        notes.say("kernels", device.attention_backend, kernels)
+        notes.say("attention", device.attention_backend, kernels)
     num_threads = args.num_threads
     if num_threads is None:
         num_threads = device.default_num_threads()

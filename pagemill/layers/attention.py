@@ -61,8 +61,15 @@ class Attention(nn.Module):
         ]
         return self.qkv.peak_bytes_per_token() + max(phases)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
-        """Return [num_tokens, hidden] of x [num_tokens, hidden]."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attend: StepAttention,
+        *,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Return [num_tokens, hidden] of x [num_tokens, hidden], added to a residual in place."""
         spec = self.spec
         heads = self.qkv.forward(x).view(x.shape[0], -1, spec.head_dim)
         num_qk = spec.num_heads + spec.num_kv_heads
@@ -73,4 +80,5 @@ class Attention(nn.Module):
         if rotation is not None:
             qk = rotation.apply_one(qk)
         q, k = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
-        return self.out.forward(attend(self.layer_index, q, k, v).flatten(1))
+        attended = attend(self.layer_index, q, k, v).flatten(1)
+        return self.out.forward(attended, residual=residual)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagemill.layers.base import Build
-from pagemill.quant.base import RandomWeights, Target
+from pagemill.quant.base import LinearShape, RandomWeights, Target
 
 
 class TokenEmbedding(nn.Module):
@@ -15,22 +17,24 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, size: int, build: Build, *, scale: float | None = None):
         super().__init__()
-        self.weight = build.parameter(vocab_size, size)
+        self.shape = LinearShape(size, vocab_size, bias=False)
+        self.quant = build.quant
+        self.quant.create_weights(self, self.shape, build.dtype, build.device)
         # Rounded to the model's dtype first, as the published code does.
         self.scale = None if scale is None else float(torch.tensor(scale, dtype=build.dtype))
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return [num_tokens, size] of token_ids [num_tokens] int64: a fresh tensor."""
-        rows = F.embedding(token_ids, self.weight)
+        rows = self.quant.rows(self, token_ids)
         return rows if self.scale is None else rows.mul_(self.scale)
 
     def targets(self, part: str) -> dict[str, Target]:
         """Return the matrix."""
-        return {"weight": Target.of(self.weight)}
+        return self.quant.targets(self, 0, self.shape.out_features)
 
     def randomize(self, weights: RandomWeights) -> None:
         """Fill with small numbers."""
-        weights.fill(self.weight, 1.0 if self.scale is None else 1.0 / self.scale)
+        weights.fill(cast(Tensor, self.weight), 1.0 if self.scale is None else 1.0 / self.scale)
 
 
 class LearnedPositions(nn.Module):
@@ -64,12 +68,16 @@ class Head(nn.Module):
         super().__init__()
         self.softcap = softcap
         self._embedding = (embedding,)  # in a tuple: a module here would be counted twice
-        self.weight = None if tied else build.parameter(*embedding.weight.shape)
+        self.shape = embedding.shape
+        self.quant = build.quant
+        self.tied = tied
+        self.register_parameter("weight", None)
+        if not tied:
+            self.quant.create_weights(self, self.shape, build.dtype, build.device)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] of hidden [rows, size]."""
-        weight = self._embedding[0].weight if self.weight is None else self.weight
-        logits = F.linear(hidden, weight).float()
+        logits = self.quant.apply(self._owner(), hidden, out_dtype=torch.float32)
         if self.softcap is not None:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits
@@ -77,12 +85,22 @@ class Head(nn.Module):
     def tie(self) -> None:
         """Drop the head's own matrix and use the embedding's."""
         self.weight = None
+        self.tied = True
+
+    def finish(self) -> None:
+        """Bring the matrix, the embedding's where it is tied, into the form that it is used in."""
+        self.quant.finish(self._owner())
 
     def targets(self, part: str) -> dict[str, Target]:
         """Return the matrix; nothing when tied."""
-        return {} if self.weight is None else {"weight": Target.of(self.weight)}
+        if self.tied:
+            return {}
+        return self.quant.targets(self, 0, self.shape.out_features)
 
     def randomize(self, weights: RandomWeights) -> None:
         """Fill so that logits have about the size of hidden states."""
-        if self.weight is not None:
-            weights.fill(self.weight, (3.0 / self.weight.shape[1]) ** 0.5)
+        if not self.tied:
+            self.quant.randomize(self, weights)
+
+    def _owner(self) -> nn.Module:
+        return self._embedding[0] if self.tied else self

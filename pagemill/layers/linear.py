@@ -26,10 +26,11 @@ class Linear(nn.Module):
         build: Build,
         *,
         bias: bool = False,
+        gate: str | None = None,
     ) -> None:
         super().__init__()
         sizes = {"": rows} if isinstance(rows, int) else rows
-        self.shape = LinearShape(in_features, sum(sizes.values()), bias)
+        self.shape = LinearShape(in_features, sum(sizes.values()), bias, gate)
         self.rows: dict[str, tuple[int, int]] = {}
         start = 0
         for name, size in sizes.items():
@@ -39,9 +40,16 @@ class Linear(nn.Module):
         self.quant = build.quant
         self.quant.create_weights(self, self.shape, build.dtype, build.device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [num_tokens, out_features] of x [num_tokens, in_features]."""
-        return self.quant.apply(self, x)
+    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Return [num_tokens, out_features] of x [num_tokens, in_features].
+
+        With a residual [num_tokens, out_features] it is added to that in place.
+        """
+        return self.quant.apply(self, x, residual=residual)
+
+    def finish(self) -> None:
+        """Bring the filled weights into the form that they are used in."""
+        self.quant.finish(self)
 
     def peak_bytes_per_token(self) -> int:
         """Return the bytes of the output; the weight format adds nothing."""
@@ -61,6 +69,27 @@ class Linear(nn.Module):
     def randomize(self, weights: RandomWeights) -> None:
         """Fill with made-up weights."""
         self.quant.randomize(self, weights)
+
+
+class GatedLinear(Linear):
+    """act(x @ gate.T) * (x @ up.T), both in one multiplication. Shazeer 2020. Parts "gate" and "up"."""
+
+    def __init__(
+        self, in_features: int, size: int, activation: str, build: Build, *, bias: bool
+    ) -> None:
+        """`activation` is a key of ops.reference.ACTIVATIONS."""
+        rows = {"gate": size, "up": size}
+        super().__init__(in_features, rows, build, bias=bias, gate=activation)
+        self.peak_outputs = build.quant.gated_outputs(activation)
+
+    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Return [num_tokens, size] of x [num_tokens, in_features]."""
+        assert residual is None, "a gated layer has none"
+        return self.quant.apply_gated(self, x)
+
+    def peak_bytes_per_token(self) -> int:
+        """Return the most temporary memory, output included."""
+        return self.peak_outputs * (self.shape.out_features // 2) * self.itemsize
 
 
 class QKVLinear(Linear):

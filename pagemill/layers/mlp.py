@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pagemill.layers.base import Build
-from pagemill.layers.linear import Linear
+from pagemill.layers.linear import GatedLinear, Linear
 from pagemill.ops import reference as ops
-
-# Temporaries of the activations that need more than their output, in outputs.
-_ACTIVATION_OUTPUTS = {"gelu_fast": 4, "gelu_new": 4, "quick_gelu": 2, "relu2": 2}
+from pagemill.quant.none import activation_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +28,20 @@ class GatedMLP(nn.Module):
     def __init__(self, options: MLPOptions, build: Build) -> None:
         super().__init__()
         size = options.intermediate_size
-        self.gate_up = Linear(
-            options.hidden_size, {"gate": size, "up": size}, build, bias=options.bias
+        ops.activation(options.activation)  # an unknown one is refused here
+        self.gate_up = GatedLinear(
+            options.hidden_size, size, options.activation, build, bias=options.bias
         )
         self.down = Linear(size, options.hidden_size, build, bias=options.bias)
-        self.act = ops.activation(options.activation)
-        self.act_outputs = _ACTIVATION_OUTPUTS.get(options.activation, 1)
 
     def peak_bytes_per_token(self) -> int:
         """Return the most temporary memory, output included."""
         inner = self.down.shape.in_features * self.down.itemsize
-        return max((2 + self.act_outputs) * inner, inner + self.down.peak_bytes_per_token())
+        return max(self.gate_up.peak_bytes_per_token(), inner + self.down.peak_bytes_per_token())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [num_tokens, hidden] of x [num_tokens, hidden]."""
-        return self.down.forward(ops.act_and_mul(self.gate_up.forward(x), self.act))
+    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Return [num_tokens, hidden] of x [num_tokens, hidden], added to a residual in place."""
+        return self.down.forward(self.gate_up.forward(x), residual=residual)
 
 
 class MLP(nn.Module):
@@ -55,13 +52,13 @@ class MLP(nn.Module):
         self.up = Linear(options.hidden_size, options.intermediate_size, build, bias=options.bias)
         self.down = Linear(options.intermediate_size, options.hidden_size, build, bias=options.bias)
         self.act = ops.activation(options.activation)
-        self.act_outputs = _ACTIVATION_OUTPUTS.get(options.activation, 1)
+        self.act_outputs = activation_outputs(options.activation)
 
     def peak_bytes_per_token(self) -> int:
         """Return the most temporary memory, output included."""
         inner = self.down.shape.in_features * self.down.itemsize
         return max((1 + self.act_outputs) * inner, inner + self.down.peak_bytes_per_token())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [num_tokens, hidden] of x [num_tokens, hidden]."""
-        return self.down.forward(self.act(self.up.forward(x)))
+    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Return [num_tokens, hidden] of x [num_tokens, hidden], added to a residual in place."""
+        return self.down.forward(self.act(self.up.forward(x)), residual=residual)

@@ -61,15 +61,18 @@ class PreNormLayer(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return x with both parts added in place."""
-        added = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
-        if self.attention_out_norm is not None:
-            added = self.attention_out_norm.forward(added)
-        x.add_(added)
-        del added
-        added = self.mlp.forward(self.mlp_norm.forward(x))
-        if self.mlp_out_norm is not None:
-            added = self.mlp_out_norm.forward(added)
-        return x.add_(added)
+        normed = self.attention_norm.forward(x)
+        if self.attention_out_norm is None:
+            self.attention.forward(normed, rotation, attend, residual=x)
+        else:
+            added = self.attention.forward(normed, rotation, attend)
+            x.add_(self.attention_out_norm.forward(added))
+            del added
+        del normed
+        normed = self.mlp_norm.forward(x)
+        if self.mlp_out_norm is None:
+            return self.mlp.forward(normed, residual=x)
+        return x.add_(self.mlp_out_norm.forward(self.mlp.forward(normed)))
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the larger peak of the two parts."""
@@ -96,8 +99,8 @@ class PostNormLayer(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return the new stream."""
-        x = self.attention_norm.forward(x.add_(self.attention.forward(x, rotation, attend)))
-        return self.mlp_norm.forward(x.add_(self.mlp.forward(x)))
+        x = self.attention_norm.forward(self.attention.forward(x, rotation, attend, residual=x))
+        return self.mlp_norm.forward(self.mlp.forward(x, residual=x))
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the larger peak of the two parts; the second runs beside the layer's own x."""
@@ -231,7 +234,7 @@ class DecoderLM(nn.Module):
     def peak_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return the most temporary memory of forward and logits together, attention's excluded."""
         itemsize = self.build.dtype.itemsize
-        hidden = self.embedding.weight.shape[1] * itemsize
+        hidden = self.embedding.shape.in_features * itemsize
         stream = self._layers()[0].attention.out.peak_bytes_per_token()
         rotary_dims = [rope.rotary_dim for rope in self.ropes]
         layers = max(
@@ -240,7 +243,7 @@ class DecoderLM(nn.Module):
         )
         last = 0 if self.norm is None else self.norm.peak_bytes_per_token()
         forward = stream + max(layers, last, hidden) + itemsize * sum(rotary_dims)
-        vocab = self.embedding.weight.shape[0]
+        vocab = self.embedding.shape.out_features
         logits = vocab * (4 if itemsize == 4 else 4 + itemsize)
         return max(num_tokens * forward, num_tokens * hidden + num_logit_rows * logits)
 

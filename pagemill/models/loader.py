@@ -1,25 +1,31 @@
 """Builds a model and fills it from a checkpoint, or with made-up weights.
 
 Everything that can be wrong about the names and shapes is found before data is read; then each tensor
-is cast and copied from the mapped file into its place, so that there is never more than one copy of
-the weights plus one tensor. Called by the worker (`load_model`) and the memory plan
+is cast and copied from the mapped file into its place, and a layer is brought into the form that its
+weight format computes with as soon as it is complete. So there is never more than one copy of the
+weights plus one layer. Called by the worker (`load_model`) and the memory plan
 (`build_meta_model`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import cast
+
 import torch
+from torch import Tensor
 
 from pagemill.checkpoint.base import Checkpoint
 from pagemill.config import ModelConfig
 from pagemill.errors import CheckpointError
 from pagemill.layers.base import Build
+from pagemill.layers.linear import Linear
 from pagemill.log import get_logger
 from pagemill.models import MODELS
 from pagemill.models.blocks import DecoderLM
 from pagemill.models.weight_map import match
-from pagemill.quant import QUANT_METHODS
-from pagemill.quant.base import Loadable, RandomWeights
+from pagemill.quant import DENSE_METHODS, QUANT_METHODS
+from pagemill.quant.base import Loadable, RandomWeights, Target
 
 logger = get_logger(__name__)
 
@@ -33,74 +39,104 @@ _DUMMY_SEED = 0
 
 
 def load_model(
-    config: ModelConfig, *, device: torch.device, checkpoint: Checkpoint | None
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    checkpoint: Checkpoint | None,
+    dense: str = "torch",
 ) -> DecoderLM:
     """Return the model in eval mode, in config.dtype, its parameters filled and without gradients.
 
-    `checkpoint` may be None with load_format="dummy" only. Raises CheckpointError when the files do
+    `checkpoint` may be None with load_format="dummy" only; `dense` is the format of weights that are
+    not quantized (a device's `dense_weights`). Raises CheckpointError when the files do
     not fit the architecture, UnknownNameError for an unknown architecture or weight format.
     """
-    wants_tied = MODELS.load(config.model_type).ties_head(config.hf_config)
     if config.load_format == "dummy":
-        model = _build(config, device, tied=wants_tied)
+        wants_tied = MODELS.load(config.model_type).ties_head(config.hf_config)
+        model = _build(config, device, dense, tied=wants_tied)
         _randomize(model)
     else:
         assert checkpoint is not None, "a checkpoint is needed unless load_format is dummy"
-        model = _load(config, device, checkpoint, wants_tied)
+        model = _build_from(config, device, checkpoint, dense)
     return model.eval()
 
 
-def build_meta_model(config: ModelConfig) -> DecoderLM:
+def build_meta_model(config: ModelConfig, *, dense: str = "torch") -> DecoderLM:
     """Return the model without memory: for parameter sizes, attention specs and peak_bytes."""
     tied = MODELS.load(config.model_type).ties_head(config.hf_config)
-    return _build(config, torch.device("meta"), tied=tied)
+    model = _build(config, torch.device("meta"), dense, tied=tied)
+    for module in model.modules():
+        _finish(module)
+    model.head.finish()
+    return model
 
 
-def _build(config: ModelConfig, device: torch.device, *, tied: bool) -> DecoderLM:
-    quant = QUANT_METHODS.load(config.quantization or "none")()
+def _build(config: ModelConfig, device: torch.device, dense: str, *, tied: bool) -> DecoderLM:
+    asked = config.quantization
+    quant = (DENSE_METHODS.load(dense) if asked is None else QUANT_METHODS.load(asked))()
     model_class = MODELS.load(config.model_type)
     model_class.read_shape(config.hf_config)
     return model_class(config, Build(_DTYPES[config.dtype], device, quant), tied=tied)
 
 
-def _load(
-    config: ModelConfig, device: torch.device, checkpoint: Checkpoint, wants_tied: bool
+def _build_from(
+    config: ModelConfig, device: torch.device, checkpoint: Checkpoint, dense: str
 ) -> DecoderLM:
     infos = checkpoint.infos()
+    wants_tied = MODELS.load(config.model_type).ties_head(config.hf_config)
     weight_map = MODELS.load(config.model_type).weight_map
     plain = {weight_map.normalize(name) for name in infos}
     embedding, head = f"{weight_map.embedding}.weight", f"{weight_map.head}.weight"
     # A file may bring a head although the configuration ties it: both are loaded and then compared.
     both = wants_tied and embedding in plain and head in plain
-    model = _build(config, device, tied=wants_tied and not both)
+    model = _build(config, device, dense, tied=wants_tied and not both)
     expected = model.expected_tensors()
     if wants_tied and embedding not in plain and head in plain:
         expected[head] = expected.pop(embedding)
     targets = match(weight_map, expected, infos, str(checkpoint.path))
-    filled: set[str] = set()
-    with torch.no_grad():
-        for name, tensor in checkpoint.tensors():
-            target = targets.get(name)
-            if target is None:
-                continue
-            assert name not in filled, f"the checkpoint yields {name} twice"
-            target.fill(tensor)
-            filled.add(name)
-    unread = targets.keys() - filled
-    if unread:
-        raise CheckpointError(
-            f"{checkpoint.path} lists tensors that it did not give: {', '.join(sorted(unread))}; "
-            "the files may have changed while they were read. Start again"
-        )
+    # From here on a target is held once: the rows of a packed layer go with its last one.
+    del expected
+    _fill(checkpoint, targets)
     if both:
         _settle_head(model)
+    model.head.finish()
     return model
+
+
+def _fill(checkpoint: Checkpoint, targets: dict[str, Target]) -> None:
+    """Copy every tensor into its place, using up `targets`; finish each layer with its last one."""
+    filled: set[str] = set()
+    waiting = Counter(id(target.owner) for target in targets.values())
+    with torch.no_grad():
+        for name, tensor in checkpoint.tensors():
+            assert name not in filled, f"the checkpoint yields {name} twice"
+            target = targets.pop(name, None)
+            if target is None:
+                continue
+            target.fill(tensor)
+            filled.add(name)
+            owner = target.owner
+            del target
+            waiting[id(owner)] -= 1
+            if not waiting[id(owner)]:
+                _finish(owner)
+    if targets:
+        raise CheckpointError(
+            f"{checkpoint.path} lists tensors that it did not give: {', '.join(sorted(targets))}; "
+            "the files may have changed while they were read. Start again"
+        )
+
+
+def _finish(module: object) -> None:
+    """Finish a linear layer; the head, and an embedding that it shares, wait for each other."""
+    if isinstance(module, Linear):
+        module.finish()
 
 
 def _settle_head(model: DecoderLM) -> None:
     """Tie a head that was loaded on its own although the configuration ties it, if it is equal."""
     head = model.head
-    if head.weight is not None and torch.equal(head.weight, model.embedding.weight):
+    if torch.equal(cast(Tensor, head.weight), cast(Tensor, model.embedding.weight)):
         head.tie()
         return
     logger.warning(
@@ -115,6 +151,8 @@ def _randomize(model: DecoderLM) -> None:
         for module in model.modules():
             if next(module.parameters(recurse=False), None) is not None:
                 _as_loadable(module).randomize(weights)
+                _finish(module)
+    model.head.finish()
 
 
 def _as_loadable(module: torch.nn.Module) -> Loadable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torch import nn
@@ -62,7 +62,7 @@ class WeightMap:
                 if module is None:
                     continue
                 for suffix, target in module.targets(part).items():
-                    found[f"{name.format(index)}.{suffix}"] = target
+                    found[f"{name.format(index)}.{suffix}"] = replace(target, owner=module)
         return found
 
 

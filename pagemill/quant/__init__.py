@@ -5,6 +5,14 @@ from __future__ import annotations
 from pagemill.quant.base import QuantMethod
 from pagemill.registry import Registry
 
+# How weights that are not quantized are kept; the device says which it wants.
+DENSE_METHODS: Registry[type[QuantMethod]] = Registry(
+    "weight format",
+    {
+        "native": "pagemill.quant.native:NativeDense",
+        "torch": "pagemill.quant.none:Unquantized",
+    },
+)
 QUANT_METHODS: Registry[type[QuantMethod]] = Registry(
     "quantization", {"none": "pagemill.quant.none:Unquantized"}
 )

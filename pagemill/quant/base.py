@@ -21,6 +21,7 @@ class Target:
 
     view: Tensor  # part of a parameter, in the order of the file's elements
     shape: tuple[int, ...]  # that the file must have; expands or reshapes to the view's
+    owner: Loadable | None = None  # whose parameter it is, set by the weight map
 
     @staticmethod
     def of(view: Tensor) -> Target:
@@ -87,10 +88,16 @@ class LinearShape:
     in_features: int
     out_features: int
     bias: bool
+    # Of a gated layer, whose rows are a gate's and as many of an up projection: the activation's name.
+    gate: str | None = None
 
 
 class QuantMethod(Protocol):
-    """How the weights of linear layers are kept and used. One object serves all layers of a model."""
+    """How the weights of linear layers are kept and used. One object serves all layers of a model.
+
+    A layer is a module with its `LinearShape` as `shape`: a linear layer, an output head, or an
+    embedding, which is one where a head is tied to it.
+    """
 
     def create_weights(
         self, layer: nn.Module, shape: LinearShape, dtype: torch.dtype, device: torch.device
@@ -106,6 +113,35 @@ class QuantMethod(Protocol):
         """Fill the layer with made-up weights."""
         ...
 
-    def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Return the layer's output [num_tokens, out_features] of x [num_tokens, in_features]."""
+    def finish(self, layer: nn.Module) -> None:
+        """Bring the layer, all of whose tensors are filled, into the form that it is used in.
+
+        On the meta device too, so that sizes agree.
+        """
+        ...
+
+    def apply(
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        *,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return the layer's output [num_tokens, out_features] of x [num_tokens, in_features].
+
+        It is added to `residual` in place where one is given; else it has `out_dtype`, or x's.
+        """
+        ...
+
+    def apply_gated(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Return act(gate) * up [num_tokens, out_features / 2] of a layer whose shape has a gate."""
+        ...
+
+    def gated_outputs(self, gate: str) -> int:
+        """Return the most temporary memory of `apply_gated`, its result included, in results."""
+        ...
+
+    def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
+        """Return rows ids [count] int64 of the layer's matrix, [count, in_features]: a fresh tensor."""
         ...

@@ -1,14 +1,18 @@
-"""Weights kept in the model's dtype. Chosen when no quantization is asked for."""
+"""Weights kept in the model's dtype, as they come, multiplied by torch."""
 
 from __future__ import annotations
 
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagemill.ops import reference as ops
 from pagemill.quant.base import LinearShape, RandomWeights, Target
+
+# Temporaries of the activations that need more than their output, in outputs.
+_ACTIVATION_OUTPUTS = {"gelu_fast": 4, "gelu_new": 4, "quick_gelu": 2, "relu2": 2}
 
 
 class Unquantized:
@@ -18,13 +22,17 @@ class Unquantized:
         self, layer: nn.Module, shape: LinearShape, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Register `weight` and `bias` on the layer."""
-        weight = torch.empty(shape.out_features, shape.in_features, dtype=dtype, device=device)
+        weight = self.allocate((shape.out_features, shape.in_features), dtype, device)
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
         bias = None
         if shape.bias:
             empty = torch.empty(shape.out_features, dtype=dtype, device=device)
             bias = nn.Parameter(empty, requires_grad=False)
         layer.register_parameter("bias", bias)
+
+    def allocate(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the unfilled matrix."""
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def targets(self, layer: nn.Module, start: int, stop: int) -> dict[str, Target]:
         """Return the rows of the matrix and of the bias."""
@@ -41,10 +49,46 @@ class Unquantized:
         if bias is not None:
             bias.zero_()
 
-    def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Multiply, and add the bias."""
+    def finish(self, layer: nn.Module) -> None:
+        """Do nothing: the weights are used as they are filled."""
+
+    def apply(
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        *,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Multiply, and add the bias; the product is rounded to x's dtype before anything else."""
         weight, bias = _weights(layer)
-        return ops.linear(x, weight, bias)
+        product = ops.linear(x, weight, bias)
+        if residual is not None:
+            return residual.add_(product)
+        return product if out_dtype is None else product.to(out_dtype)
+
+    def apply_gated(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Multiply once, then apply the activation and the second product."""
+        gate = _shape(layer).gate
+        assert gate is not None
+        return ops.act_and_mul(self.apply(layer, x), ops.activation(gate))
+
+    def gated_outputs(self, gate: str) -> int:
+        """Count gate and up, and what the activation needs."""
+        return 2 + activation_outputs(gate)
+
+    def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
+        """Look the rows up."""
+        return F.embedding(ids, _weights(layer)[0])
+
+
+def activation_outputs(name: str) -> int:
+    """Return the temporary memory of an activation, its output included, in outputs."""
+    return _ACTIVATION_OUTPUTS.get(name, 1)
+
+
+def _shape(layer: nn.Module) -> LinearShape:
+    return cast(LinearShape, layer.shape)
 
 
 def _weights(layer: nn.Module) -> tuple[Tensor, Tensor | None]:

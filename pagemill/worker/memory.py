@@ -37,7 +37,7 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
     device = DEVICES.load(config.device.device)()
     available = device.available_bytes() if available_bytes is None else available_bytes
     usable = int(available * config.cache.gpu_memory_utilization)
-    model = build_meta_model(config.model)
+    model = build_meta_model(config.model, dense=device.dense_weights)
     weights = weight_bytes(model)
     peak = peak_activation_bytes(config, model, device.attention_backend)
     peak += device.library_bytes(config.model.dtype)

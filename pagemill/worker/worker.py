@@ -40,6 +40,7 @@ class Worker:
             config.model,
             device=device.torch_device,
             checkpoint=None if dummy else open_checkpoint(config.model.path),
+            dense=device.dense_weights,
         )
         logger.info("loaded %s in %.1f s", config.model.model, time.perf_counter() - start)
         for line in self._plan.lines():

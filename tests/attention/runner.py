@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pagemill.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
+from tests.attention.oracle import attend_whole
 
 
 @dataclass
@@ -101,3 +102,24 @@ class Cache:
         for seq, count in zip(seqs, counts, strict=True):
             seq.done += count
         return list(out.split(list(counts))) if counts else []
+
+
+def run_to_end(
+    cache: Cache, seqs: Sequence[Whole], chunk: int, sinks: Tensor | None = None
+) -> list[Tensor]:
+    """Run all sequences to their ends, each `chunk` tokens a step; return all rows by sequence."""
+    rows: list[list[Tensor]] = [[] for _ in seqs]
+    while any(seq.done < len(seq.q) for seq in seqs):
+        counts = [min(chunk, len(seq.q) - seq.done) for seq in seqs]
+        for seq_rows, new in zip(rows, cache.step(seqs, counts, sinks), strict=True):
+            seq_rows.append(new)
+    return [torch.cat(seq_rows) for seq_rows in rows]
+
+
+def check_rows(
+    cache: Cache, seqs: Sequence[Whole], rows: Sequence[Tensor], sinks: Tensor | None = None
+) -> None:
+    """Compare all rows of float32 sequences with the oracle."""
+    for seq, got in zip(seqs, rows, strict=True):
+        want = attend_whole(cache.spec, seq.q, seq.k, seq.v, sinks)
+        assert (got.double() - want).abs().max() < 1e-5

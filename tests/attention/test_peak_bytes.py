@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pagemill.attention.base import AttentionBatch, AttentionSpec
-from pagemill.attention.torch_ref import TorchAttention
+from tests.attention.kernels import KERNELS, make_backend
 
 
 def _peak(run: Callable[[], object]) -> int:
@@ -63,18 +63,19 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("kernels", ["torch", KERNELS[-1]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s.values())))
 @pytest.mark.parametrize("name", sorted(STEPS))
 def test_no_step_takes_more_than_peak_bytes(
-    name: str, shape: dict[str, Any], dtype: torch.dtype
+    kernels: str, name: str, shape: dict[str, Any], dtype: torch.dtype
 ) -> None:
     spec = AttentionSpec(scale=0.1, **shape)
     contexts, counts = STEPS[name]
     batch = _batch(contexts, counts, 16)
     tokens = batch.query_starts[-1]
     longest = max(context + count for context, count in zip(contexts, counts, strict=True))
-    backend = TorchAttention()
+    backend = make_backend(kernels)
     kv = backend.allocate_kv(spec, -(-longest // 16), 16, dtype, torch.device("cpu"))
     fused = torch.zeros(tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, dtype=dtype)
     q, k, v = fused.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
@@ -90,10 +91,11 @@ def test_no_step_takes_more_than_peak_bytes(
         assert taken >= q.numel() * q.element_size()
 
 
-def test_bound_does_not_grow_with_the_square_of_the_length() -> None:
+@pytest.mark.parametrize("kernels", ["torch", KERNELS[-1]])
+def test_bound_does_not_grow_with_the_square_of_the_length(kernels: str) -> None:
     spec = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=0.1)
     bounds = [
-        TorchAttention().peak_bytes(spec, 2048, 64, length, torch.bfloat16, block_size=16)
+        make_backend(kernels).peak_bytes(spec, 2048, 64, length, torch.bfloat16, block_size=16)
         for length in (8192, 131072)
     ]
     assert bounds[0] < 200 << 20

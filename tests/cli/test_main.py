@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from pagemill import native
 from pagemill.cli import COMMANDS, main
 from pagemill.errors import ConfigError
 from pagemill.version import __version__
@@ -109,7 +110,7 @@ def test_reader_that_goes_away_ends_the_command_quietly() -> None:
 def test_collect_env_names_versions_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect-env"]) == 0
     out = capsys.readouterr().out
-    for what in ("pagemill", "torch", "CPU features", "memory", "compiler", "plain PyTorch"):
+    for what in ("pagemill", "torch", "CPU features", "memory", "compiler", native.describe()):
         assert what in out
 
 

@@ -41,6 +41,17 @@ def no_bias(path: str) -> Change:
     return change
 
 
+def gate(activation: str) -> Change:
+    """Use another activation in every gated layer."""
+
+    def change(model: DecoderLM) -> None:
+        for layer in model.layers:
+            linear = layer.mlp.gate_up
+            linear.shape = dataclasses.replace(linear.shape, gate=activation)
+
+    return change
+
+
 def rope(index: int = 0, **settings) -> Change:
     """Use another rope."""
 
@@ -122,7 +133,7 @@ FEATURES: dict[str, tuple[str, Change]] = {
     "gemma2 norm after attention": ("gemma2", each_layer(attention_out_norm=None)),
     "gemma2 norm after mlp": ("gemma2", each_layer(mlp_out_norm=None)),
     "gemma2 embedding scale": ("gemma2", whole(embedding__scale=None)),
-    "gemma2 activation": ("gemma2", each_layer(mlp__act=ACTIVATIONS["silu"])),
+    "gemma2 activation": ("gemma2", gate("silu")),
     "gemma3 window": ("gemma3", spec(sliding_window=None)),
     "gemma3 full layer": ("gemma3", window_in_every_layer),
     "gemma3 q and k norm": ("gemma3", each_layer(attention__qk_norm=None)),

@@ -1,0 +1,39 @@
+// pagemill/_C: the list of operations, one line each. Python passes addresses and sizes; the wrappers
+// in pagemill/ops/cpu.py check tensors and allocate outputs, the operations check numbers.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "common/dispatch.h"
+#include "common/parallel.h"
+#include "limits/limits.h"
+#include "linear/linear.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_C, m) {
+  using namespace pagemill;
+  m.def("active_isa", [] { return std::string(isa_name(active_isa())); });
+  m.def("available_isas", &available_isas);
+  m.def("force_isa", &force_isa);
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads);
+  // The interpreter runs other threads meanwhile.
+  using Free = nb::call_guard<nb::gil_scoped_release>;
+  m.def("pack_linear", &pack_linear, Free());
+  m.def("linear_rows", &linear_rows, Free());
+  m.def("linear", &linear, Free());
+  m.def("peak_flops", &peak_flops, Free());
+  m.def("read_memory", &read_memory, Free());
+  m.def("linear_scratch_bytes", &linear_scratch_bytes);
+  nb::class_<AttentionPlan>(m, "AttentionPlan")
+      .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, uintptr_t, int64_t, uintptr_t,
+                    int64_t>());
+  m.def("attention", &attention, Free());
+  m.def("attention_scratch_bytes", &attention_scratch_bytes);
+}

@@ -1,0 +1,44 @@
+#include "limits/limits.h"
+
+#include <atomic>
+
+#include "common/check.h"
+#include "common/dispatch.h"
+#include "common/parallel.h"
+#include "limits/limits_kernels.h"
+
+namespace pagemill {
+namespace {
+
+using namespace limits_detail;
+using KernelsFn = const Kernels* (*)();
+constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels),
+                                      PAGEMILL_IF_AVX512(avx512_kernels),
+                                      PAGEMILL_IF_AVX512_BF16(avx512_bf16_kernels), nullptr}};
+
+}  // namespace
+
+double peak_flops(int dtype, int64_t rounds) {
+  check(dtype == 0 || dtype == 1, "peak_flops", "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check(rounds >= 0, "peak_flops", "rounds", "must not be negative");
+  const Kernels* kernels = pick(kTable)();
+  const int64_t threads = num_threads();
+  double one = 0.0;
+  parallel_for(threads, 1, [&](int64_t first, int64_t) {
+    const double done = kernels->flops[dtype](rounds);
+    if (first == 0) one = done;
+  });
+  return one * static_cast<double>(threads);
+}
+
+uint64_t read_memory(uintptr_t from, int64_t bytes) {
+  check(from != 0 && bytes >= 0, "read_memory", "from", "must be memory");
+  const Kernels* kernels = pick(kTable)();
+  std::atomic<uint64_t> total{0};
+  parallel_for(bytes, 4096, [&](int64_t first, int64_t last) {
+    total += kernels->read(reinterpret_cast<const char*>(from) + first, last - first);
+  });
+  return total;
+}
+
+}  // namespace pagemill

@@ -1,0 +1,16 @@
+// What the machine can do at most, for benchmarks: products from registers, and reading memory. Times are
+// taken by the caller.
+#pragma once
+
+#include <cstdint>
+
+namespace pagemill {
+
+// Multiply and add in registers alone, on every thread, `rounds` times; returns the operations done (a
+// product and a sum are two). float32, or bfloat16 pairs where the path multiplies them.
+double peak_flops(int dtype, int64_t rounds);
+
+// Read bytes from `from`, split among the threads; returns their sum as words, so that none is skipped.
+uint64_t read_memory(uintptr_t from, int64_t bytes);
+
+}  // namespace pagemill

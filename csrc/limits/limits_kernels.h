@@ -1,0 +1,18 @@
+// What an instruction set offers `limits`.
+#pragma once
+
+#include <cstdint>
+
+namespace pagemill::limits_detail {
+
+struct Kernels {
+  double (*flops[2])(int64_t rounds);  // by dtype
+  uint64_t (*read)(const char* from, int64_t bytes);
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
+
+}  // namespace pagemill::limits_detail

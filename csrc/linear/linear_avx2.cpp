@@ -1,0 +1,35 @@
+#include <immintrin.h>
+
+#include "linear/linear_micro.h"
+
+namespace pagemill::linear_detail {
+namespace {
+
+// 16 registers: up to 12 sums, 2 of weights, one of activations. With few rows more tiles at once, so
+// that enough sums are under way.
+struct V {
+  using Vec = __m256;
+  static constexpr int kLanes = 8, kMaxRowGroup = 6;
+  static constexpr bool kPairs = false;
+  static constexpr int max_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
+  static Vec zero() { return _mm256_setzero_ps(); }
+  static Vec load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+  static Vec set1(float x) { return _mm256_set1_ps(x); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  static Vec low(const char* p) {
+    const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
+  }
+  static Vec high(const char* p) {
+    const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return _mm256_castsi256_ps(_mm256_and_si256(raw, mask));
+  }
+};
+
+}  // namespace
+
+const Kernels* avx2_kernels() { return make_kernels<V>(); }
+
+}  // namespace pagemill::linear_detail

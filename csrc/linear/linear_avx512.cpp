@@ -1,0 +1,31 @@
+#include <immintrin.h>
+
+#include "linear/linear_micro.h"
+
+namespace pagemill::linear_detail {
+namespace {
+
+struct V {
+  using Vec = __m512;
+  static constexpr int kLanes = 16, kMaxRowGroup = 6;
+  static constexpr bool kPairs = false;
+  static constexpr int max_tiles(int) { return 4; }
+  static Vec zero() { return _mm512_setzero_ps(); }
+  static Vec load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+  static Vec set1(float x) { return _mm512_set1_ps(x); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  static Vec low(const char* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+  }
+  static Vec high(const char* p) {
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask));
+  }
+};
+
+}  // namespace
+
+const Kernels* avx512_kernels() { return make_kernels<V>(); }
+
+}  // namespace pagemill::linear_detail

@@ -1,0 +1,59 @@
+// What an instruction set offers `linear`: see linear_micro.h for how it is made.
+#pragma once
+
+#include <cstdint>
+
+#include "common/vec.h"
+
+namespace pagemill::linear_detail {
+
+inline constexpr int kTile = 16;            // output features of a tile
+inline constexpr int64_t kTileBytes = 1024;  // 16 rows of 64 bytes
+inline constexpr int kMaxRows = 16;         // of any path's row group
+inline constexpr int kMaxTiles = 4;         // of any path's column group
+
+// One block of sums: c[rows, tiles * 16] = (accumulate ? c : 0) + a @ b.
+struct Block {
+  const void* a;      // [k, rows], or [k / 2, rows, 2] where the path multiplies pairs
+  const char* b;      // first tile; k tiles follow one another
+  int64_t b_stride;   // bytes from one tile group to the next
+  int64_t k_tiles;
+  float* c;           // contiguous
+  bool accumulate;
+  // While it works on k tiles ahead_first..ahead_last, the block asks the caches for what lies `ahead`
+  // bytes further on: the weights of the next block of k.
+  int64_t ahead, ahead_first, ahead_last;
+};
+
+// What follows the sums, for one block.
+struct Finish {
+  const float* c;     // [rows, tiles * 16]
+  int rows, columns;  // columns: output features of the block that exist
+  int tiles;
+  int epilogue;       // Epilogue
+  const void* bias;   // at the block's first feature, or null
+  const void* up_bias;
+  int dtype;          // of the biases
+  const char* residual;
+  int64_t residual_stride;  // bytes
+  char* out;
+  int64_t out_stride;  // bytes
+  int out_dtype;
+};
+
+using MicroFn = void (*)(const Block&);
+
+struct Kernels {
+  int max_rows;                     // of a row group
+  int max_tiles[kMaxRows + 1];      // of a column group, by rows of the group
+  bool pairs;                       // bfloat16 activations stay bfloat16 (else float32 in the tiles)
+  MicroFn micro[2][kMaxRows + 1][kMaxTiles + 1];  // [dtype][rows][tiles]
+  void (*finish)(const Finish&);
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
+
+}  // namespace pagemill::linear_detail

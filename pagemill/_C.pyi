@@ -1,0 +1,94 @@
+"""The native extension, built from csrc/. Addresses and sizes in, nothing out; see ops/cpu.py."""
+
+from collections.abc import Sequence
+
+def active_isa() -> str: ...
+def available_isas() -> str: ...
+def force_isa(name: str) -> None: ...
+def num_threads() -> int: ...
+def set_num_threads(count: int) -> None: ...
+def pack_linear(
+    weight: int,
+    rows: int,
+    k: int,
+    stride: int,
+    packed: int,
+    tile_first: int,
+    tile_step: int,
+    dtype: int,
+    /,
+) -> None: ...
+def linear_rows(
+    ids: int, count: int, packed: int, n: int, k: int, out: int, dtype: int, /
+) -> None: ...
+def linear(
+    x: int,
+    x_stride: int,
+    m: int,
+    packed: int,
+    n: int,
+    k: int,
+    dtype: int,
+    bias: int,
+    residual: int,
+    residual_stride: int,
+    out: int,
+    out_stride: int,
+    out_dtype: int,
+    epilogue: int,
+    /,
+) -> None: ...
+def linear_scratch_bytes() -> int: ...
+
+class AttentionPlan:
+    def __init__(
+        self,
+        query_starts: Sequence[int],
+        num_computed: Sequence[int],
+        block_tables: int,
+        table_width: int,
+        slots: int,
+        block_size: int,
+        /,
+    ) -> None: ...
+
+def attention(
+    plan: AttentionPlan,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    softcap: float,
+    window: int,
+    q_dtype: int,
+    cache_dtype: int,
+    q: int,
+    q_token: int,
+    q_head: int,
+    k: int,
+    k_token: int,
+    k_head: int,
+    v: int,
+    v_token: int,
+    v_head: int,
+    k_pool: int,
+    v_pool: int,
+    num_blocks: int,
+    sinks: int,
+    out: int,
+    scratch: int,
+    scratch_bytes: int,
+    /,
+) -> int: ...
+def attention_scratch_bytes(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    max_tokens: int,
+    max_len: int,
+    threads: int,
+    /,
+) -> int: ...
+def peak_flops(dtype: int, rounds: int, /) -> float: ...
+def read_memory(address: int, size_bytes: int, /) -> int: ...

@@ -1,0 +1,71 @@
+"""The native extension: whether it is there, which instruction set it uses, what is lost without it.
+
+`pagemill._C` is built when pagemill is installed, where there is a C++ compiler; a source tree gets it
+by `make build`. Without it everything runs on plain PyTorch operations. Called by `device`, `ops`, the
+engine's notes at start, `collect-env` and the Makefile (`python -m pagemill.native`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from types import ModuleType
+
+from pagemill import env
+from pagemill.errors import ConfigError
+
+LOST = (
+    "no native kernels are built (pagemill needs a C++ compiler and CMake when it is installed): "
+    "computing with plain PyTorch operations, which is slower, and logprobs agree to rounding "
+    "rather than to the bit whatever the batch"
+)
+
+
+@functools.cache
+def extension() -> ModuleType | None:
+    """Return pagemill._C, set to the path that PAGEMILL_CPU_ISA asks for, or None when it is absent.
+
+    Raises ConfigError for a path this machine cannot run. Import torch first: the extension then shares
+    its OpenMP threads.
+    """
+    if importlib.util.find_spec("pagemill._C") is None:
+        return None
+    module = importlib.import_module("pagemill._C")
+    wanted = env.cpu_isa()
+    if wanted:
+        use_isa(wanted, module)
+    return module
+
+
+def use_isa(name: str, module: ModuleType | None = None) -> None:
+    """Run the kernels of one instruction set from now on; ConfigError lists the available ones."""
+    module = module or required()
+    try:
+        module.force_isa(name)
+    except ValueError as error:
+        raise ConfigError(f"PAGEMILL_CPU_ISA: {error}") from error
+
+
+def required() -> ModuleType:
+    """Return the extension, which the caller knows to be there."""
+    module = extension()
+    assert module is not None, "the caller asks `extension()` first"
+    return module
+
+
+def describe() -> str:
+    """Return one line on the kernels in use, for logs and `collect-env`."""
+    module = extension()
+    if module is None:
+        return LOST
+    return f"native, {module.active_isa()} (available: {module.available_isas()})"
+
+
+def main() -> None:
+    """Print the line."""
+    print(f"kernels: {describe()}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
