@@ -18,11 +18,8 @@ using namespace linear_detail;
 // weights stream past them.
 constexpr int64_t kScratchBytes = int64_t{8} << 20;
 constexpr int64_t kMaxChunkRows = 768;
-// Tiles of one column group that are worked on at once, for all rows: 32 KiB of weights where a group
-// has four tiles.
-constexpr int64_t kTilesOfK = 8;
 // Below this many numbers the copy into tiles is done before other threads are woken.
-constexpr int64_t kSerialCopy = 1 << 14;
+constexpr int64_t kSerialCopy = 1 << 16;
 
 using KernelsFn = const Kernels* (*)();
 constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels),
@@ -72,7 +69,8 @@ struct Call {
   const Kernels* kernels;
   const char* x;
   int64_t x_stride;  // bytes
-  int64_t k, k_tiles, k_padded;
+  int64_t k, k_tiles;
+  int64_t steps;  // blocks of at most kTilesOfK tiles
   const char* packed;
   int64_t n, n_tiles;
   int dtype;
@@ -84,45 +82,33 @@ struct Call {
   int epilogue;
   int tiles_per_feature;  // 2 for gated epilogues
 
-  bool wide() const { return is_float(dtype) || !kernels->pairs; }  // float32 in the tiles
-  int64_t row_bytes() const { return k_padded * (wide() ? 4 : 2); }
+  int64_t slot_bytes() const {
+    return is_float(dtype) || kernels->pairs ? kSlotBytes : kWideSlotBytes;
+  }
+  int64_t row_bytes() const { return steps * slot_bytes(); }
 };
 
-// Copy `rows` rows of x into [k, rows] (or [k / 2, rows, 2]) with zeros past k.
-template <class From, class To, class Convert>
-void interleave(const Call& call, int64_t first, int64_t rows, int64_t whole, int64_t padded,
-                To* to, const Convert& convert) {
-  const From* x[kMaxRows];
-  for (int64_t i = 0; i < rows; ++i)
-    x[i] = reinterpret_cast<const From*>(call.x + (first + i) * call.x_stride);
-  for (int64_t k = 0; k < whole; ++k)
-    for (int64_t i = 0; i < rows; ++i) to[k * rows + i] = convert(x[i] + k);
-  for (int64_t j = whole * rows; j < padded * rows; ++j) to[j] = To{};
-}
-
-// Two numbers that stay together.
-struct Pair {
-  bf16 first, second;
-};
-
-void copy_rows(const Call& call, int64_t first, int64_t rows, void* to) {
-  if (is_float(call.dtype)) {
-    interleave<float>(call, first, rows, call.k, call.k_padded, static_cast<float*>(to),
-                      [](const float* p) { return *p; });
-  } else if (call.wide()) {
-    interleave<bf16>(call, first, rows, call.k, call.k_padded, static_cast<float*>(to),
-                     [](const bf16* p) { return to_float(*p); });
-  } else {
-    Pair* pairs = static_cast<Pair*>(to);
-    interleave<Pair>(call, first, rows, call.k / 2, call.k_padded / 2, pairs, [](const Pair* p) {
-      Pair pair;
-      std::memcpy(&pair, p, sizeof pair);
-      return pair;
-    });
-    if (call.k % 2 != 0) {
-      for (int64_t i = 0; i < rows; ++i)
-        std::memcpy(&pairs[call.k / 2 * rows + i].first,
-                    call.x + (first + i) * call.x_stride + (call.k - 1) * 2, 2);
+// Copy the rows first..last of a chunk into slots, [blocks of k][rows of the chunk][a slot], with zeros
+// past k.
+void copy_rows(const Call& call, const Rows& rows, int64_t first, int64_t last, char* to) {
+  const int64_t slot = call.slot_bytes(), depth = tile_depth(call.dtype);
+  for (int64_t row = first; row < last; ++row) {
+    const char* x = call.x + (rows.start + row) * call.x_stride;
+    for (int64_t step = 0; step < call.steps; ++step) {
+      const int64_t k = part_start(call.k_tiles, call.steps, step) * depth;
+      const int64_t end = part_start(call.k_tiles, call.steps, step + 1) * depth;
+      const int64_t whole = min(end, call.k) - k;
+      char* a = to + (step * rows.count + row) * slot;
+      if (is_float(call.dtype) || call.kernels->pairs) {
+        const int64_t item = item_bytes(call.dtype);
+        std::memcpy(a, x + k * item, static_cast<size_t>(whole * item));
+        std::memset(a + whole * item, 0, static_cast<size_t>((end - k - whole) * item));
+      } else {
+        const bf16* from = reinterpret_cast<const bf16*>(x) + k;
+        float* wide = reinterpret_cast<float*>(a);
+        for (int64_t i = 0; i < whole; ++i) wide[i] = to_float(from[i]);
+        for (int64_t i = whole; i < end - k; ++i) wide[i] = 0.0f;
+      }
     }
   }
 }
@@ -172,9 +158,15 @@ void finish(const Call& call, const float* c, int64_t row, int m, int64_t tile, 
   call.kernels->finish(f);
 }
 
+// The activations of a chunk: in slots, or one row as it lies.
+struct Slots {
+  const char* data;
+  bool in_place;
+};
+
 // The tiles first..last of one call: column groups, blocks of k, row groups, from the outside in. A
 // block of k of one column group stays in the inner caches for all rows; sums wait in `c`.
-void run_tiles(const Call& call, const char* a, float* c, const Rows& rows, int64_t first,
+void run_tiles(const Call& call, const Slots& a, float* c, const Rows& rows, int64_t first,
                int64_t last) {
   const Kernels& kernels = *call.kernels;
   const int most = static_cast<int>(ceil_div(rows.count, rows.groups));
@@ -188,35 +180,34 @@ void run_tiles(const Call& call, const char* a, float* c, const Rows& rows, int6
     const int64_t tile = first + part_start(units, columns, column) * unit;
     const int64_t end = first + part_start(units, columns, column + 1) * unit;
     const int tiles = static_cast<int>(end - tile);
-    const int64_t steps = ceil_div(call.k_tiles, kTilesOfK);
-    for (int64_t step = 0; step < steps; ++step) {
-      const int64_t kt = part_start(call.k_tiles, steps, step);
-      const int64_t k_tiles = part_start(call.k_tiles, steps, step + 1) - kt;
+    for (int64_t step = 0; step < call.steps; ++step) {
+      const int64_t kt = part_start(call.k_tiles, call.steps, step);
+      const int64_t k_tiles = part_start(call.k_tiles, call.steps, step + 1) - kt;
       for (int64_t group = 0; group < rows.groups; ++group) {
         const int64_t row = part_start(rows.count, rows.groups, group);
         const int m = static_cast<int>(part_start(rows.count, rows.groups, group + 1) - row);
-        const Block sums{a + row * call.row_bytes() + kt * m * call.row_bytes() / call.k_tiles,
+        const Block sums{a.in_place ? a.data + kt * 64
+                                    : a.data + (step * rows.count + row) * call.slot_bytes(),
                          call.packed + tile * b_stride + kt * kTileBytes,
                          b_stride,
                          k_tiles,
                          c + row * tiles * kTile,
                          step > 0,
                          // Past the end of k comes the next column group.
-                         step + 1 < steps ? k_tiles * kTileBytes
+                         step + 1 < call.steps ? k_tiles * kTileBytes
                                           : tiles * b_stride - kt * kTileBytes,
                          part_start(k_tiles, rows.groups, group),
                          part_start(k_tiles, rows.groups, group + 1)};
         run_block(kernels, call, sums, m, tiles);
-        if (step + 1 == steps) finish(call, sums.c, rows.start + row, m, tile, tiles);
+        if (step + 1 == call.steps) finish(call, sums.c, rows.start + row, m, tile, tiles);
       }
     }
   }
 }
 
 void run_chunk(const Call& call, Scratch& scratch, const Rows& rows) {
-  const char* a = call.x + rows.start * call.x_stride;
-  // One row in its own type is in tile order already.
-  const bool in_place = rows.count == 1 && call.k == call.k_padded &&
+  // One row in its own type lies as it should.
+  const bool in_place = rows.count == 1 && call.k == call.k_tiles * tile_depth(call.dtype) &&
                         (is_float(call.dtype) || call.kernels->pairs);
   const int64_t a_bytes = in_place ? 0 : rows.count * call.row_bytes();
   const int64_t c_floats = rows.count * kMaxTiles * kTile;
@@ -225,19 +216,15 @@ void run_chunk(const Call& call, Scratch& scratch, const Rows& rows) {
   float* c = reinterpret_cast<float*>(memory + a_bytes);
   if (!in_place) {
     const auto copy = [&](int64_t first, int64_t last) {
-      for (int64_t group = first; group < last; ++group) {
-        const int64_t row = part_start(rows.count, rows.groups, group);
-        const int64_t end = part_start(rows.count, rows.groups, group + 1);
-        copy_rows(call, rows.start + row, end - row, memory + row * call.row_bytes());
-      }
+      copy_rows(call, rows, first, last, memory);
     };
     if (rows.count * call.k <= kSerialCopy) {
-      copy(0, rows.groups);
+      copy(0, rows.count);
     } else {
-      parallel_for(rows.groups, 1, copy);
+      parallel_for(rows.count, 8, copy);
     }
-    a = memory;
   }
+  const Slots a{in_place ? call.x + rows.start * call.x_stride : memory, in_place};
   parallel_for(call.n_tiles, call.tiles_per_feature, [&](int64_t first, int64_t last) {
     run_tiles(call, a, c + part_index() * c_floats, rows, first, last);
   });
@@ -317,7 +304,7 @@ void linear(uintptr_t x, int64_t x_stride, int64_t m, uintptr_t packed, int64_t 
                   x_stride * item_bytes(dtype),
                   k,
                   k_tiles,
-                  k_tiles * depth,
+                  ceil_div(k_tiles, kTilesOfK),
                   reinterpret_cast<const char*>(packed),
                   n,
                   ceil_div(n, kTile) * unit,

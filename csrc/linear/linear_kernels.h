@@ -9,12 +9,17 @@ namespace pagemill::linear_detail {
 
 inline constexpr int kTile = 16;            // output features of a tile
 inline constexpr int64_t kTileBytes = 1024;  // 16 rows of 64 bytes
+// Activations of one row and of one block of k. The blocks of a row group lie side by side: rows read
+// where the caller has them, a power of two apart, would push each other out of the first cache.
+inline constexpr int64_t kTilesOfK = 8;
+inline constexpr int64_t kSlotBytes = kTilesOfK * 64;
+inline constexpr int64_t kWideSlotBytes = 2 * kSlotBytes;
 inline constexpr int kMaxRows = 16;         // of any path's row group
 inline constexpr int kMaxTiles = 4;         // of any path's column group
 
 // One block of sums: c[rows, tiles * 16] = (accumulate ? c : 0) + a @ b.
 struct Block {
-  const void* a;      // [k, rows], or [k / 2, rows, 2] where the path multiplies pairs
+  const char* a;      // [rows] slots of kSlotBytes (kWideSlotBytes for bfloat16 widened to float32)
   const char* b;      // first tile; k tiles follow one another
   int64_t b_stride;   // bytes from one tile group to the next
   int64_t k_tiles;

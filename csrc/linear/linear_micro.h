@@ -45,7 +45,7 @@ template <class V, int M, int NT>
 void micro_f32(const Block& block) {
   constexpr int kVecs = kTile / V::kLanes;
   using Vec = typename V::Vec;
-  const float* a = static_cast<const float*>(block.a);
+  const float* a = reinterpret_cast<const float*>(block.a);
   const int64_t stride = block.b_stride;
   run_block<V, M, NT>(block, [=](Vec(&acc)[M][NT * kVecs], const char* b, int64_t k) {
     Vec w[NT * kVecs];
@@ -57,7 +57,7 @@ void micro_f32(const Block& block) {
             V::load(reinterpret_cast<const float*>(b + t * stride) + v * V::kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      const Vec x = V::set1(a[k * M + i]);
+      const Vec x = V::set1(a[i * (kSlotBytes / 4) + k]);
 #pragma GCC unroll 16
       for (int j = 0; j < NT * kVecs; ++j) acc[i][j] = V::fma(x, w[j], acc[i][j]);
     }
@@ -70,20 +70,20 @@ void micro_bf16(const Block& block) {
   using Vec = typename V::Vec;
   const int64_t stride = block.b_stride;
   if constexpr (V::kPairs) {
-    const uint32_t* a = static_cast<const uint32_t*>(block.a);
+    const uint32_t* a = reinterpret_cast<const uint32_t*>(block.a);
     run_block<V, M, NT>(block, [=](Vec(&acc)[M][NT * kVecs], const char* b, int64_t k) {
         typename V::Raw w[NT * kVecs];
 #pragma GCC unroll 16
       for (int t = 0; t < NT; ++t) w[t] = V::raw(b + t * stride);
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
-        const auto x = V::pair(a + k * M + i);
+        const auto x = V::pair(a + i * (kSlotBytes / 4) + k);
 #pragma GCC unroll 16
         for (int j = 0; j < NT * kVecs; ++j) acc[i][j] = V::dot(acc[i][j], x, w[j]);
       }
     });
   } else {
-    const float* a = static_cast<const float*>(block.a);
+    const float* a = reinterpret_cast<const float*>(block.a);
     run_block<V, M, NT>(block, [=](Vec(&acc)[M][NT * kVecs], const char* b, int64_t k) {
   #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
@@ -97,7 +97,7 @@ void micro_bf16(const Block& block) {
           }
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
-          const Vec x = V::set1(a[(2 * k + half) * M + i]);
+          const Vec x = V::set1(a[i * (kWideSlotBytes / 4) + 2 * k + half]);
 #pragma GCC unroll 16
           for (int j = 0; j < NT * kVecs; ++j) acc[i][j] = V::fma(x, w[j], acc[i][j]);
         }
