@@ -117,15 +117,17 @@ PAGEMILL_INLINE typename V::F tanh(typename V::F x) {
 }
 
 // Raw scores of R queries and C tiles of keys: q [elements / width][R] operands, s [R][kSegmentKeys].
-template <class V, class K, int R, int C>
-PAGEMILL_INLINE void score_tiles(const typename K::Operand* q, const char* const* k, int head_dim,
-                                 float* s) {
+// Ahead: fetch as many bytes from each tile of v, which come next and which nobody has touched yet.
+template <class V, class K, int R, int C, bool Ahead>
+PAGEMILL_INLINE void score_tiles(const typename K::Operand* q, const char* const* k,
+                                 const char* const* v, int head_dim, float* s) {
   typename V::F sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sums[r][c] = V::zero();
   const int words = head_dim / K::kWidth;
   for (int i = 0; i < words; ++i) {
     for (int c = 0; c < C; ++c) {
+      if (Ahead) __builtin_prefetch(v[c] + i * 64);
       const auto w = K::split(V::load_words(k[c] + i * 64));
       for (int r = 0; r < R; ++r) sums[r][c] = K::fma(w, q + i * R + r, sums[r][c]);
     }
@@ -140,14 +142,15 @@ PAGEMILL_INLINE void score_tiles(const typename K::Operand* q, const char* const
     for (int c = 0; c < C; ++c) V::store(s + r * kSegmentKeys + c * kTileKeys, sums[r][c]);
 }
 
-template <class V, class K, int R>
-void score_rows(const typename K::Operand* q, const char* const* k, int first, int last, int head_dim,
-                float* s) {
+template <class V, class K, int R, bool Ahead>
+void score_rows(const typename K::Operand* q, const char* const* k, const char* const* v, int first,
+                int last, int head_dim, float* s) {
   constexpr int kTiles = V::columns(R);
   int t = first;
   for (; t + kTiles <= last; t += kTiles)
-    score_tiles<V, K, R, kTiles>(q, k + t, head_dim, s + t * kTileKeys);
-  for (; t < last; ++t) score_tiles<V, K, R, 1>(q, k + t, head_dim, s + t * kTileKeys);
+    score_tiles<V, K, R, kTiles, Ahead>(q, k + t, v + t, head_dim, s + t * kTileKeys);
+  for (; t < last; ++t)
+    score_tiles<V, K, R, 1, Ahead>(q, k + t, v + t, head_dim, s + t * kTileKeys);
 }
 
 // Add weights times values of words [first, last) of a segment: D vectors of elements from `offset`
@@ -390,8 +393,10 @@ class Attend {
     if (from >= to) return;
     const int64_t words = (layer_.head_dim + K::kWidth - 1) / K::kWidth;
     const int64_t last_tile = (seen[to - 1].last + kTileKeys - 1) / kTileKeys;
-    kScore[count](queries_ + start * words, k_, static_cast<int>(seen[from].first / kTileKeys),
-                  static_cast<int>(last_tile), static_cast<int>(layer_.head_dim), scores_);
+    // The first tile of rows brings a segment's values in; the others find them in the cache.
+    const ScoreTable& score = tile == 0 && layer_.tiled() ? kScoreAhead : kScore;
+    score[count](queries_ + start * words, k_, v_, static_cast<int>(seen[from].first / kTileKeys),
+                 static_cast<int>(last_tile), static_cast<int>(layer_.head_dim), scores_);
     alignas(64) float high[16], total[16];
     for (int64_t r = from; r < to; ++r)
       soften(scores_ + r * kSegmentKeys, weights_ + r * kSegmentKeys, seen[r], &high[r - from],
@@ -521,7 +526,8 @@ class Attend {
     }
   }
 
-  using ScoreFn = void (*)(const Operand*, const char* const*, int, int, int, float*);
+  using ScoreFn = void (*)(const Operand*, const char* const*, const char* const*, int, int, int,
+                           float*);
   using SumFn = void (*)(const Weight*, const char* const*, int, int, int, float*, int64_t);
   struct ScoreTable {
     ScoreFn fns[kMostRows + 1];
@@ -531,16 +537,17 @@ class Attend {
     SumFn fns[kMostRows + 1];
     SumFn operator[](int64_t rows) const { return fns[rows]; }
   };
-  template <int... I>
+  template <bool Ahead, int... I>
   static constexpr ScoreTable score_table(std::integer_sequence<int, I...>) {
-    return {{nullptr, &score_rows<V, K, I + 1>...}};
+    return {{nullptr, &score_rows<V, K, I + 1, Ahead>...}};
   }
   template <int... I>
   static constexpr SumTable sum_table(std::integer_sequence<int, I...>) {
     return {{nullptr, &sum_rows<V, K, I + 1>...}};
   }
   using Counts = std::make_integer_sequence<int, V::kMaxRows>;
-  static constexpr ScoreTable kScore = score_table(Counts());
+  static constexpr ScoreTable kScore = score_table<false>(Counts());
+  static constexpr ScoreTable kScoreAhead = score_table<true>(Counts());
   static constexpr SumTable kSum = sum_table(Counts());
 
   const Layer& layer_;
