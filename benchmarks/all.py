@@ -9,7 +9,7 @@ COMMANDS = (
     ("benchmarks.startup",),
     ("benchmarks.step_overhead",),
     ("benchmarks.ops.attention",),
-    ("benchmarks.offline", "--cases", "c", "--rounds", "3"),
+    ("benchmarks.offline", "--cases", "c", "--rounds", "1"),
 )
 
 
