@@ -4,10 +4,10 @@
 #include <cstdint>
 
 #include "common/vec.h"
+#include "linear/epilogue.h"
 
 namespace pagemill::linear_detail {
 
-inline constexpr int kTile = 16;            // output features of a tile
 inline constexpr int64_t kTileBytes = 1024;  // 16 rows of 64 bytes
 // Activations of one row and of one block of k. The blocks of a row group lie side by side: rows read
 // where the caller has them, a power of two apart, would push each other out of the first cache.
@@ -15,7 +15,6 @@ inline constexpr int64_t kTilesOfK = 8;
 inline constexpr int64_t kSlotBytes = kTilesOfK * 64;
 inline constexpr int64_t kWideSlotBytes = 2 * kSlotBytes;
 inline constexpr int kMaxRows = 16;         // of any path's row group
-inline constexpr int kMaxTiles = 4;         // of any path's column group
 
 // One block of sums: c[rows, tiles * 16] = (accumulate ? c : 0) + a @ b.
 struct Block {
@@ -28,22 +27,6 @@ struct Block {
   // While it works on k tiles ahead_first..ahead_last, the block asks the caches for what lies `ahead`
   // bytes further on: the weights of the next block of k.
   int64_t ahead, ahead_first, ahead_last;
-};
-
-// What follows the sums, for one block.
-struct Finish {
-  const float* c;     // [rows, tiles * 16]
-  int rows, columns;  // columns: output features of the block that exist
-  int tiles;
-  int epilogue;       // Epilogue
-  const void* bias;   // at the block's first feature, or null
-  const void* up_bias;
-  int dtype;          // of the biases
-  const char* residual;
-  int64_t residual_stride;  // bytes
-  char* out;
-  int64_t out_stride;  // bytes
-  int out_dtype;
 };
 
 using MicroFn = void (*)(const Block&);
