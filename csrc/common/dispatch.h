@@ -9,10 +9,26 @@
 
 namespace pagemill {
 
-// In rising order: each path may run the functions of all paths before it. On Arm there is only the
-// first.
-enum class Isa : int { portable = 0, avx2, avx512, avx512_bf16, amx };
-inline constexpr int kNumIsas = 5;
+// The paths, as places in tables. What a path may run besides its own is a chain:
+//
+//   amx > avx512_bf16 > avx512_vnni > avx512 > avx2 > portable        avx2_vnni > avx2
+//
+// VNNI multiplies bytes: with AVX-512 from Cascade Lake on, with AVX2 alone from Alder Lake on. On Arm
+// there is only the first.
+enum class Isa : int { portable = 0, avx2, avx512, avx512_bf16, amx, avx2_vnni, avx512_vnni };
+inline constexpr int kNumIsas = 7;
+
+// The path whose functions `isa` runs where it has none of its own; portable's is portable.
+constexpr Isa isa_before(Isa isa) {
+  switch (isa) {
+    case Isa::amx: return Isa::avx512_bf16;
+    case Isa::avx512_bf16: return Isa::avx512_vnni;
+    case Isa::avx512_vnni: return Isa::avx512;
+    case Isa::avx512:
+    case Isa::avx2_vnni: return Isa::avx2;
+    default: return Isa::portable;
+  }
+}
 
 // The name of a path, as PAGEMILL_CPU_ISA spells it.
 const char* isa_name(Isa isa);
@@ -30,7 +46,7 @@ void force_isa(const std::string& name);
 // The names of the paths this machine can run, best first, separated by commas.
 std::string available_isas();
 
-// One function pointer a path; a null one falls through to the path before it.
+// One function pointer a path, in the order of Isa; a null one falls through to the path before it.
 template <typename Fn>
 struct Table {
   Fn fns[kNumIsas];
@@ -38,9 +54,9 @@ struct Table {
 
 template <typename Fn>
 Fn pick(const Table<Fn>& table) {
-  int i = static_cast<int>(active_isa());
-  while (i > 0 && table.fns[i] == nullptr) --i;
-  return table.fns[i];
+  Isa isa = active_isa();
+  while (isa != Isa::portable && table.fns[static_cast<int>(isa)] == nullptr) isa = isa_before(isa);
+  return table.fns[static_cast<int>(isa)];
 }
 
 }  // namespace pagemill
@@ -60,6 +76,16 @@ Fn pick(const Table<Fn>& table) {
 #define PAGEMILL_IF_AVX512_BF16(fn) fn
 #else
 #define PAGEMILL_IF_AVX512_BF16(fn) nullptr
+#endif
+#if PAGEMILL_HAVE_AVX2_VNNI
+#define PAGEMILL_IF_AVX2_VNNI(fn) fn
+#else
+#define PAGEMILL_IF_AVX2_VNNI(fn) nullptr
+#endif
+#if PAGEMILL_HAVE_AVX512_VNNI
+#define PAGEMILL_IF_AVX512_VNNI(fn) fn
+#else
+#define PAGEMILL_IF_AVX512_VNNI(fn) nullptr
 #endif
 #if PAGEMILL_HAVE_AMX
 #define PAGEMILL_IF_AMX(fn) fn
