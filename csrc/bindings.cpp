@@ -13,6 +13,7 @@
 #include "common/parallel.h"
 #include "limits/limits.h"
 #include "linear/linear.h"
+#include "linear_int8/linear_int8.h"
 
 namespace nb = nanobind;
 
@@ -28,6 +29,11 @@ NB_MODULE(_C, m) {
   m.def("pack_linear", &pack_linear, Free());
   m.def("linear_rows", &linear_rows, Free());
   m.def("linear", &linear, Free());
+  m.def("pack_int8", &pack_int8, Free());
+  m.def("quantize_int8", &quantize_int8, Free());
+  m.def("linear_int8_rows", &linear_int8_rows, Free());
+  m.def("linear_int8", &linear_int8, Free());
+  m.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes);
   m.def("peak_flops", &peak_flops, Free());
   m.def("read_memory", &read_memory, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);

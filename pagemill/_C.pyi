@@ -39,6 +39,57 @@ def linear(
     /,
 ) -> None: ...
 def linear_scratch_bytes() -> int: ...
+def pack_int8(
+    codes: int,
+    rows: int,
+    k: int,
+    stride: int,
+    scales: int,
+    packed: int,
+    packed_scales: int,
+    sums: int,
+    tile_first: int,
+    tile_step: int,
+    /,
+) -> None: ...
+def quantize_int8(
+    weight: int,
+    rows: int,
+    k: int,
+    stride: int,
+    dtype: int,
+    packed: int,
+    packed_scales: int,
+    tile_first: int,
+    tile_step: int,
+    /,
+) -> None: ...
+def linear_int8_rows(
+    ids: int, count: int, packed: int, scales: int, n: int, k: int, out: int, dtype: int, /
+) -> None: ...
+def linear_int8(
+    x: int,
+    x_stride: int,
+    m: int,
+    dtype: int,
+    rounding: int,
+    scale: float,
+    zero: int,
+    packed: int,
+    scales: int,
+    sums: int,
+    n: int,
+    k: int,
+    bias: int,
+    residual: int,
+    residual_stride: int,
+    out: int,
+    out_stride: int,
+    out_dtype: int,
+    epilogue: int,
+    /,
+) -> None: ...
+def linear_int8_scratch_bytes() -> int: ...
 
 class AttentionPlan:
     def __init__(

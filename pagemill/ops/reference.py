@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,79 @@ from pagemill.errors import CheckpointError
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias; x [..., in], weight [out, in], bias [out], one dtype."""
     return F.linear(x, weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rounding:
+    """How a row of activations becomes int8 codes: round(x / scale) + zero point, cut to int8."""
+
+    scale: float | None = None  # fixed; None: each row its own, by its largest absolute value
+    zero_point: int = 0  # of a fixed scale
+    row_zero_points: bool = False  # scales of rows span lowest to highest, with a zero point each
+
+    def __post_init__(self) -> None:
+        """Check what a checkpoint may have brought; ValueError names it."""
+        if self.scale is not None and not 0.0 < self.scale < 3.4e38:
+            raise ValueError(f"the scale of activations is {self.scale}; it must be positive")
+        if not -128 <= self.zero_point <= 127:
+            raise ValueError(
+                f"the zero point of activations is {self.zero_point}; it must be from -128 to 127"
+            )
+
+    @property
+    def has_zero_points(self) -> bool:
+        """Return whether some zero point may not be 0: weights then need the sums of their codes."""
+        return self.zero_point != 0 if self.scale is not None else self.row_zero_points
+
+
+PER_ROW = Int8Rounding()
+
+
+def int8_codes(x: Tensor, how: Int8Rounding = PER_ROW) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes int8 of x [rows, in], and float32 scales and zero points [rows, 1].
+
+    A row with NaN, or with its own scale infinity, gets the scale NaN and codes 0. Ties go to even.
+    """
+    x = x.to(torch.float32)
+    largest = x.abs().amax(-1, keepdim=True) if x.numel() else x.new_zeros(len(x), 1)
+    zero, low = torch.full_like(largest, float(how.zero_point)), -128
+    if how.scale is not None:
+        scale, bad = torch.full_like(largest, how.scale), largest.isnan()
+    elif how.row_zero_points:
+        bad = ~largest.isfinite()
+        lowest, highest = x.amin(-1, keepdim=True).clamp_max(0), x.amax(-1, keepdim=True).clamp_min(0)
+        scale = highest / 255.0 - lowest / 255.0
+        zero = (-128.0 - lowest / scale).round().clamp(-128, 127)
+    else:
+        scale, zero, bad, low = largest / 127.0, zero.zero_(), ~largest.isfinite(), -127
+    scale = torch.where(bad, torch.nan, scale)
+    empty = ~(scale > 0)
+    codes = ((x / scale).clamp(-1024, 1024).round() + zero).clamp(low, 127)
+    codes = torch.where(empty, 0.0, codes).to(torch.int8)
+    return codes, scale, torch.where(empty, 0.0, zero)
+
+
+# Products of codes of this many inputs are whole numbers that float32 adds without rounding.
+_EXACT_INPUTS = 1024
+
+
+def linear_int8(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, how: Int8Rounding = PER_ROW
+) -> Tensor:
+    """Return x @ (codes * scales).T + bias in float32, x [rows, in] rounded to int8 codes first.
+
+    codes [out, in] int8, scales [out] float32, bias [out]. Sums are exact whole numbers (in <= 65536),
+    converted to float32, times the row's scale, times the output's.
+    """
+    rounded, row_scales, zeros = int8_codes(x, how)
+    sums = torch.zeros(len(x), len(codes), dtype=torch.float64)
+    for start in range(0, codes.shape[1], _EXACT_INPUTS):
+        part = codes[:, start : start + _EXACT_INPUTS].to(torch.float32)
+        sums += rounded[:, start : start + _EXACT_INPUTS].to(torch.float32) @ part.t()
+        if how.has_zero_points:
+            sums -= zeros * part.sum(-1, dtype=torch.float64)
+    out = sums.to(torch.float32).mul_(row_scales).mul_(scales)
+    return out if bias is None else out.add_(bias.to(torch.float32))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:

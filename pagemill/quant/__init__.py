@@ -14,5 +14,9 @@ DENSE_METHODS: Registry[type[QuantMethod]] = Registry(
     },
 )
 QUANT_METHODS: Registry[type[QuantMethod]] = Registry(
-    "quantization", {"none": "pagemill.quant.none:Unquantized"}
+    "quantization",
+    {
+        "int8": "pagemill.quant.int8:Int8",
+        "none": "pagemill.quant.none:Unquantized",
+    },
 )

@@ -1,0 +1,450 @@
+#include "linear_int8/linear_int8.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "common/check.h"
+#include "common/dispatch.h"
+#include "common/parallel.h"
+#include "linear_int8/linear_int8_kernels.h"
+
+namespace pagemill {
+namespace {
+
+using namespace linear_int8_detail;
+
+// Codes of as many rows at once as fit, so that they stay in the outer caches while the weights stream
+// past them.
+constexpr int64_t kScratchBytes = int64_t{8} << 20;
+constexpr int64_t kMaxChunkRows = 768;
+// The weights of a column group and a block of k stay in the second cache for all row groups.
+constexpr int64_t kTilesOfK = 128;
+// Below this many numbers codes are made before other threads are woken.
+constexpr int64_t kSerialCodes = 1 << 16;
+// One row alone reads a stream; this far ahead of it the lines are asked for.
+constexpr int64_t kStreamAhead = 4096;
+// 255 * 128 * K must fit an int32.
+constexpr int64_t kMostK = 65536;
+
+using KernelsFn = const Kernels* (*)();
+constexpr Table<KernelsFn> kTable = {
+    {portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels), PAGEMILL_IF_AVX512(avx512_kernels), nullptr,
+     nullptr, PAGEMILL_IF_AVX2_VNNI(avx2_vnni_kernels),
+     PAGEMILL_IF_AVX512_VNNI(avx512_vnni_kernels)}};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t item_bytes(int dtype) { return dtype == static_cast<int>(Dtype::float32) ? 4 : 2; }
+
+void check_dtype(int dtype, const char* op) {
+  check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
+}
+
+// `parts` even parts of `count`: where part i begins.
+int64_t part_start(int64_t count, int64_t parts, int64_t i) { return count * i / parts; }
+
+// A cache-line aligned buffer that grows and is kept.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  void* get(int64_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64));
+      if (data_ == nullptr) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return data_;
+  }
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+struct Call {
+  const Kernels* kernels;
+  const char* x;
+  int64_t x_stride;  // bytes
+  int dtype;
+  Rounding rounding;
+  float scale;
+  int zero;
+  const char* packed;
+  const float* scales;
+  const int32_t* sums;
+  int64_t n, n_tiles, k, k_tiles;
+  const char *bias, *residual;
+  int64_t residual_stride;  // bytes
+  char* out;
+  int64_t out_stride;  // bytes
+  int out_dtype;
+  int epilogue;
+  int tiles_per_feature;  // 2 for gated epilogues
+
+  int64_t padded() const { return k_tiles * kTileDepth; }
+  // Bytes of a row's codes: an odd number of cache lines, so that rows do not meet in one set.
+  int64_t row_bytes() const {
+    const int64_t bytes = padded() * (kernels->words ? 2 : 1);
+    return (bytes / 64) % 2 == 0 ? bytes + 64 : bytes;
+  }
+};
+
+// The rows of one chunk and their codes.
+struct Rows {
+  int64_t start, count;
+  const char* codes;  // [count] rows of row_bytes
+  const RowScale* scales;
+};
+
+void make_codes(const Call& call, int64_t start, int64_t first, int64_t last, char* codes,
+                RowScale* scales, int8_t* bytes) {
+  for (int64_t row = first; row < last; ++row) {
+    char* to = codes + row * call.row_bytes();
+    const bool words = call.kernels->words;
+    const Quantize q{call.x + (start + row) * call.x_stride,
+                     call.dtype,
+                     call.k,
+                     call.padded(),
+                     call.rounding,
+                     call.scale,
+                     call.zero,
+                     words ? bytes : reinterpret_cast<int8_t*>(to),
+                     words ? to : nullptr};
+    scales[row] = call.kernels->quantize(q);
+  }
+}
+
+// Store what the sums of m rows from `row` and of `tiles` tiles from `tile` become.
+void finish(const Call& call, const Rows& rows, const int32_t* c, int64_t row, int m, int64_t tile,
+            int tiles) {
+  alignas(64) float numbers[kMaxRows * kMaxTiles * kTile];
+  const int64_t width = tiles * kTile;
+  const Scale s{c, width, m, static_cast<int>(width), rows.scales + row, call.scales + tile * kTile,
+                call.sums == nullptr ? nullptr : call.sums + tile * kTile, numbers};
+  call.kernels->scale(s);
+  const int64_t unit = call.tiles_per_feature;
+  const int64_t feature = tile / unit * kTile, line = rows.start + row;
+  const int64_t in_bytes = item_bytes(call.dtype), out_bytes = item_bytes(call.out_dtype);
+  Finish f{};
+  f.c = numbers;
+  f.rows = m;
+  f.columns = static_cast<int>(min(call.n - feature, tiles / unit * kTile));
+  f.tiles = tiles;
+  f.epilogue = call.epilogue;
+  if (call.bias != nullptr) {
+    f.bias = call.bias + feature * in_bytes;
+    f.up_bias = call.bias + (call.n + feature) * in_bytes;
+  }
+  f.dtype = call.dtype;
+  if (call.residual != nullptr)
+    f.residual = call.residual + line * call.residual_stride + feature * out_bytes;
+  f.residual_stride = call.residual_stride;
+  f.out = call.out + line * call.out_stride + feature * out_bytes;
+  f.out_stride = call.out_stride;
+  f.out_dtype = call.out_dtype;
+  call.kernels->finish(f);
+}
+
+// Few rows: one tile at a time, all of k, so that a thread reads its weights as one stream.
+void run_stream(const Call& call, const Rows& rows, int64_t first, int64_t last) {
+  alignas(64) int32_t c[kMaxRows * kMaxTiles * kTile];
+  const int m = static_cast<int>(rows.count);
+  const int64_t b_stride = call.k_tiles * kTileBytes;
+  for (int64_t tile = first; tile < last; tile += kMaxTiles) {
+    const int tiles = static_cast<int>(min(kMaxTiles, last - tile));
+    for (int t = 0; t < tiles; ++t) {
+      const Block block{rows.codes, call.row_bytes(), call.packed + (tile + t) * b_stride, 0,
+                        call.k_tiles, c + t * kTile, tiles * kTile, false, kStreamAhead, 0,
+                        call.k_tiles};
+      call.kernels->micro[m][1](block);
+    }
+    finish(call, rows, c, 0, m, tile, tiles);
+  }
+}
+
+// Compute one block of sums of `tiles` tiles, at once or, where a path has no block as wide, one by one.
+void run_block(const Kernels& kernels, const Block& block, int m, int tiles) {
+  if (tiles <= kernels.max_tiles) {
+    kernels.micro[m][tiles](block);
+    return;
+  }
+  for (int t = 0; t < tiles; ++t) {
+    Block one = block;
+    one.b += t * block.b_stride;
+    one.c += t * kTile;
+    kernels.micro[m][1](one);
+  }
+}
+
+// Many rows: column groups, blocks of k, row groups, from the outside in.
+void run_tiles(const Call& call, const Rows& rows, int32_t* c, int64_t first, int64_t last) {
+  const Kernels& kernels = *call.kernels;
+  const int64_t groups = ceil_div(rows.count, kernels.max_rows);
+  const int64_t unit = call.tiles_per_feature;  // both tiles of a gated pair are in one group
+  const int64_t widest = kernels.max_tiles < unit ? unit : kernels.max_tiles / unit * unit;
+  const int64_t units = (last - first) / unit, columns = ceil_div(units, widest / unit);
+  const int64_t steps = ceil_div(call.k_tiles, kTilesOfK);
+  const int64_t b_stride = call.k_tiles * kTileBytes, step_bytes = call.kernels->words ? 128 : 64;
+  for (int64_t column = 0; column < columns; ++column) {
+    const int64_t tile = first + part_start(units, columns, column) * unit;
+    const int64_t end = first + part_start(units, columns, column + 1) * unit;
+    const int tiles = static_cast<int>(end - tile);
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t kt = part_start(call.k_tiles, steps, step);
+      const int64_t k_tiles = part_start(call.k_tiles, steps, step + 1) - kt;
+      // Past the end of k comes the next column group.
+      const int64_t ahead =
+          step + 1 < steps ? k_tiles * kTileBytes : tiles * b_stride - kt * kTileBytes;
+      for (int64_t group = 0; group < groups; ++group) {
+        const int64_t row = part_start(rows.count, groups, group);
+        const int m = static_cast<int>(part_start(rows.count, groups, group + 1) - row);
+        int32_t* sums = c + (steps == 1 ? 0 : row * tiles * kTile);
+        const Block block{rows.codes + row * call.row_bytes() + kt * step_bytes,
+                          call.row_bytes(),
+                          call.packed + tile * b_stride + kt * kTileBytes,
+                          b_stride,
+                          k_tiles,
+                          sums,
+                          tiles * kTile,
+                          step > 0,
+                          ahead,
+                          part_start(k_tiles, groups, group),
+                          part_start(k_tiles, groups, group + 1)};
+        run_block(kernels, block, m, tiles);
+        if (step + 1 == steps) finish(call, rows, sums, row, m, tile, tiles);
+      }
+    }
+  }
+}
+
+void run_chunk(const Call& call, Scratch& scratch, int64_t start, int64_t count) {
+  const int64_t threads = num_threads();
+  const int64_t codes_bytes = count * call.row_bytes();
+  const int64_t scales_bytes = ceil_div(count * int64_t{sizeof(RowScale)}, 64) * 64;
+  const int64_t own_bytes = call.kernels->words ? ceil_div(call.padded(), 64) * 64 : 0;
+  const int64_t c_ints = (call.k_tiles > kTilesOfK ? count : kMaxRows) * kMaxTiles * kTile;
+  char* codes = static_cast<char*>(scratch.get(codes_bytes + scales_bytes + threads * own_bytes +
+                                               threads * c_ints * int64_t{sizeof(int32_t)}));
+  RowScale* scales = reinterpret_cast<RowScale*>(codes + codes_bytes);
+  char* bytes = codes + codes_bytes + scales_bytes;
+  int32_t* c = reinterpret_cast<int32_t*>(bytes + threads * own_bytes);
+  const auto make = [&](int64_t first, int64_t last) {
+    make_codes(call, start, first, last, codes, scales,
+               reinterpret_cast<int8_t*>(bytes + part_index() * own_bytes));
+  };
+  if (count * call.k <= kSerialCodes) {
+    make_codes(call, start, 0, count, codes, scales, reinterpret_cast<int8_t*>(bytes));
+  } else {
+    parallel_for(count, 8, make);
+  }
+  const Rows rows{start, count, codes, scales};
+  parallel_for(call.n_tiles, call.tiles_per_feature, [&](int64_t first, int64_t last) {
+    if (count <= call.kernels->few_rows)
+      run_stream(call, rows, first, last);
+    else
+      run_tiles(call, rows, c + part_index() * c_ints, first, last);
+  });
+}
+
+// Write 16 rows of codes, each `stride` bytes, of which `rows` exist, as tiles along k.
+void pack_tiles(const int8_t* codes, int64_t rows, int64_t k, int64_t stride, char* stream) {
+  const int64_t k_tiles = ceil_div(k, kTileDepth);
+  for (int64_t kt = 0; kt < k_tiles; ++kt) {
+    const int64_t bytes = min(kTileDepth, k - kt * kTileDepth);
+    char* tile = stream + kt * kTileBytes;
+    for (int64_t i = 0; i < kTile; ++i) {
+      uint32_t line[16] = {};
+      if (i < rows) std::memcpy(line, codes + i * stride + kt * kTileDepth, static_cast<size_t>(bytes));
+      for (int r = 0; r < 16; ++r) {
+        // Adding 128 to each byte: carries do not leave it.
+        const uint32_t shifted = line[r] ^ 0x80808080u;
+        std::memcpy(tile + r * 64 + i * 4, &shifted, 4);
+      }
+    }
+  }
+}
+
+float widen(float x) { return x; }
+float widen(bf16 x) { return to_float(x); }
+
+template <class T>
+bool quantize_weights(const T* row, int64_t k, float* scale, int8_t* codes) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: leaves a whole number in the low bits
+  constexpr float kLargest = 3.4028234663852886e38f;
+  float high = 0.0f;
+  bool finite = true;
+  for (int64_t i = 0; i < k; ++i) {
+    const float size = __builtin_fabsf(widen(row[i]));
+    finite &= size <= kLargest;
+    high = size > high ? size : high;
+  }
+  *scale = high / 127.0f;
+  for (int64_t i = 0; i < k; ++i) {
+    float v = *scale > 0.0f ? widen(row[i]) / *scale : 0.0f;
+    v = v < -127.0f ? -127.0f : (v > 127.0f ? 127.0f : v);
+    const float sum = v + kRound;
+    uint32_t bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    codes[i] = static_cast<int8_t>(bits & 0xffu);
+  }
+  return finite;
+}
+
+void check_pack(const char* op, int64_t rows, int64_t k, int64_t stride, uintptr_t packed,
+                int64_t tile_first, int64_t tile_step) {
+  check(rows >= 0 && k >= 1, op, "weight", "must be [rows >= 0, k >= 1]");
+  check(k <= kMostK, op, "k", "must be at most 65536");
+  check(stride >= k || rows <= 1, op, "stride", "must be at least k");
+  check(tile_first >= 0 && tile_step >= 1, op, "tiles", "must begin at 0 or later");
+  check(packed % 64 == 0 && packed != 0, op, "packed", "must lie on 64 bytes");
+}
+
+}  // namespace
+
+void pack_int8(uintptr_t codes, int64_t rows, int64_t k, int64_t stride, uintptr_t scales,
+               uintptr_t packed, uintptr_t packed_scales, uintptr_t sums, int64_t tile_first,
+               int64_t tile_step) {
+  check_pack("pack_int8", rows, k, stride, packed, tile_first, tile_step);
+  const int8_t* from = reinterpret_cast<const int8_t*>(codes);
+  const float* given = reinterpret_cast<const float*>(scales);
+  const int64_t k_bytes = ceil_div(k, kTileDepth) * kTileBytes;
+  parallel_for(ceil_div(rows, kTile), 1, [=](int64_t first, int64_t last) {
+    for (int64_t tile = first; tile < last; ++tile) {
+      const int64_t at = tile_first + tile * tile_step, row = tile * kTile;
+      const int64_t here = min(kTile, rows - row);
+      pack_tiles(from + row * stride, here, k, stride, reinterpret_cast<char*>(packed) + at * k_bytes);
+      float* to = reinterpret_cast<float*>(packed_scales) + at * kTile;
+      for (int64_t i = 0; i < kTile; ++i) to[i] = i < here ? given[row + i] : 0.0f;
+      if (sums == 0) continue;
+      int32_t* total = reinterpret_cast<int32_t*>(sums) + at * kTile;
+      for (int64_t i = 0; i < kTile; ++i) {
+        total[i] = 0;
+        for (int64_t j = 0; i < here && j < k; ++j) total[i] += from[(row + i) * stride + j];
+      }
+    }
+  });
+}
+
+void quantize_int8(uintptr_t weight, int64_t rows, int64_t k, int64_t stride, int dtype,
+                   uintptr_t packed, uintptr_t packed_scales, int64_t tile_first,
+                   int64_t tile_step) {
+  check_dtype(dtype, "quantize_int8");
+  check_pack("quantize_int8", rows, k, stride, packed, tile_first, tile_step);
+  const int64_t k_bytes = ceil_div(k, kTileDepth) * kTileBytes;
+  const int64_t item = item_bytes(dtype);
+  std::atomic<bool> finite{true};
+  parallel_for(ceil_div(rows, kTile), 1, [&](int64_t first, int64_t last) {
+    std::vector<int8_t> codes(static_cast<size_t>(kTile * k));
+    for (int64_t tile = first; tile < last; ++tile) {
+      const int64_t at = tile_first + tile * tile_step, row = tile * kTile;
+      const int64_t here = min(kTile, rows - row);
+      float* scales = reinterpret_cast<float*>(packed_scales) + at * kTile;
+      for (int64_t i = 0; i < kTile; ++i) {
+        scales[i] = 0.0f;
+        if (i >= here) continue;
+        const char* from = reinterpret_cast<const char*>(weight) + (row + i) * stride * item;
+        const bool good =
+            dtype == 0
+                ? quantize_weights(reinterpret_cast<const float*>(from), k, scales + i, &codes[i * k])
+                : quantize_weights(reinterpret_cast<const bf16*>(from), k, scales + i, &codes[i * k]);
+        if (!good) finite.store(false, std::memory_order_relaxed);
+      }
+      pack_tiles(codes.data(), here, k, k, reinterpret_cast<char*>(packed) + at * k_bytes);
+    }
+  });
+  check(finite.load(), "quantize_int8", "weight", "must be finite");
+}
+
+void linear_int8_rows(uintptr_t ids, int64_t count, uintptr_t packed, uintptr_t scales, int64_t n,
+                      int64_t k, uintptr_t out, int dtype) {
+  check_dtype(dtype, "linear_int8_rows");
+  check(n >= 1 && k >= 1 && count >= 0, "linear_int8_rows", "sizes", "must be positive");
+  const int64_t k_bytes = ceil_div(k, kTileDepth) * kTileBytes;
+  const int64_t* rows = reinterpret_cast<const int64_t*>(ids);
+  for (int64_t i = 0; i < count; ++i)
+    check(rows[i] >= 0 && rows[i] < n, "linear_int8_rows", "ids", "must be rows of the matrix");
+  parallel_for(count, 16, [=](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const unsigned char* codes = reinterpret_cast<const unsigned char*>(packed) +
+                                   rows[i] / kTile * k_bytes + rows[i] % kTile * 4;
+      const float scale = reinterpret_cast<const float*>(scales)[rows[i]];
+      for (int64_t j = 0; j < k; ++j) {
+        const float x = static_cast<float>(codes[j / 4 * 64 + j % 4] - 128) * scale;
+        if (dtype == 0)
+          reinterpret_cast<float*>(out)[i * k + j] = x;
+        else
+          reinterpret_cast<bf16*>(out)[i * k + j] = to_bf16(x);
+      }
+    }
+  });
+}
+
+void linear_int8(uintptr_t x, int64_t x_stride, int64_t m, int dtype, int rounding, float scale,
+                 int zero, uintptr_t packed, uintptr_t scales, uintptr_t sums, int64_t n, int64_t k,
+                 uintptr_t bias, uintptr_t residual, int64_t residual_stride, uintptr_t out,
+                 int64_t out_stride, int out_dtype, int epilogue) {
+  constexpr const char* kOp = "linear_int8";
+  check_dtype(dtype, kOp);
+  check_dtype(out_dtype, kOp);
+  check(m >= 0 && n >= 1 && k >= 1, kOp, "sizes", "must be m >= 0, n >= 1, k >= 1");
+  check(k <= kMostK, kOp, "k", "must be at most 65536");
+  check(m <= 1 || (x_stride >= k && out_stride >= n), kOp, "strides",
+        "must be at least the row's length");
+  check(packed % 64 == 0 && packed != 0, kOp, "packed", "must lie on 64 bytes");
+  check(scales != 0, kOp, "scales", "must not be null");
+  check(epilogue >= 0 && epilogue <= 2, kOp, "epilogue", "must be 0, 1 or 2");
+  check(rounding >= 0 && rounding <= 2, kOp, "rounding", "must be 0, 1 or 2");
+  const Rounding how = static_cast<Rounding>(rounding);
+  check(how != Rounding::fixed || (scale > 0.0f && scale <= 3.4e38f), kOp, "scale",
+        "must be positive and finite");
+  check(zero >= -128 && zero <= 127, kOp, "zero", "must be from -128 to 127");
+  const bool zeros = how == Rounding::per_row_zero || (how == Rounding::fixed && zero != 0);
+  check(!zeros || sums != 0, kOp, "sums", "must be there where activations have zero points");
+  if (m == 0) return;
+  check(x != 0 && out != 0, kOp, "x and out", "must not be null");
+  const int unit = epilogue == 0 ? 1 : 2;
+  const Call call{pick(kTable)(),
+                  reinterpret_cast<const char*>(x),
+                  x_stride * item_bytes(dtype),
+                  dtype,
+                  how,
+                  scale,
+                  zero,
+                  reinterpret_cast<const char*>(packed),
+                  reinterpret_cast<const float*>(scales),
+                  reinterpret_cast<const int32_t*>(sums),
+                  n,
+                  ceil_div(n, kTile) * unit,
+                  k,
+                  ceil_div(k, kTileDepth),
+                  reinterpret_cast<const char*>(bias),
+                  reinterpret_cast<const char*>(residual),
+                  residual_stride * item_bytes(out_dtype),
+                  reinterpret_cast<char*>(out),
+                  out_stride * item_bytes(out_dtype),
+                  out_dtype,
+                  epilogue,
+                  unit};
+  thread_local Scratch scratch;
+  const int64_t group = call.kernels->max_rows;
+  int64_t most = min(kMaxChunkRows, kScratchBytes / call.row_bytes()) / group * group;
+  if (most < call.kernels->few_rows) most = call.kernels->few_rows;
+  const int64_t chunks = ceil_div(m, most);
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t row = part_start(m, chunks, i);
+    run_chunk(call, scratch, row, part_start(m, chunks, i + 1) - row);
+  }
+}
+
+int64_t linear_int8_scratch_bytes() {
+  const int64_t sums = kMaxChunkRows * kMaxTiles * kTile * static_cast<int64_t>(sizeof(int32_t));
+  return kScratchBytes + kMaxChunkRows * static_cast<int64_t>(sizeof(RowScale)) +
+         num_threads() * (kMostK + sums);
+}
+
+}  // namespace pagemill

@@ -1,0 +1,60 @@
+"""int8 weights as plain rows, multiplied in torch: the oracle, and the way without the extension.
+
+Made by `quant.int8`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagemill.ops import reference as ops
+from pagemill.quant.base import LinearShape
+from pagemill.quant.int8 import Int8Weights
+
+# Numbers of a weight that are rounded at a time.
+_SLICE = 1 << 22
+
+
+class TorchInt8Store:
+    """Codes [out, in] int8 and scales [out], as they come."""
+
+    def pack(
+        self, shape: LinearShape, codes: Tensor, scales: Tensor, *, with_sums: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Copy; the reference needs no sums."""
+        return codes.clone(), scales.clone(), None
+
+    def quantize(self, shape: LinearShape, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Round some rows at a time."""
+        codes = torch.empty(weight.shape, dtype=torch.int8)
+        scales = torch.empty(len(weight), dtype=torch.float32)
+        step = max(1, _SLICE // weight.shape[1])
+        for start in range(0, len(weight), step):
+            rows = slice(start, start + step)
+            made, row_scales, _ = ops.int8_codes(weight[rows])
+            codes[rows], scales[rows] = made, row_scales.squeeze(1)
+        if bool(scales.isnan().any()):
+            raise ValueError("weight must be finite")
+        return codes, scales
+
+    def multiply(
+        self, weights: Int8Weights, x: Tensor, residual: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """Multiply, add the bias, then the residual; round once."""
+        out = ops.linear_int8(x, weights.codes, weights.scales, weights.bias, weights.how)
+        if residual is not None:
+            return residual.copy_(out.add_(residual))
+        return out.to(out_dtype)
+
+    def multiply_gated(self, weights: Int8Weights, x: Tensor) -> Tensor:
+        """Apply a gate that `fuses` knows; it knows none."""
+        raise AssertionError("gates are applied by `Int8Layers`")
+
+    def fuses(self, gate: str) -> bool:
+        """Return False."""
+        return False
+
+    def rows(self, weights: Int8Weights, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Multiply rows of codes with their scales."""
+        return (weights.codes[ids].to(torch.float32) * weights.scales[ids].unsqueeze(1)).to(dtype)
