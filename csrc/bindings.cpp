@@ -34,6 +34,7 @@ NB_MODULE(_C, m) {
   m.def("linear_int8_rows", &linear_int8_rows, Free());
   m.def("linear_int8", &linear_int8, Free());
   m.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes);
+  m.def("peak_int8_ops", &peak_int8_ops, Free());
   m.def("peak_flops", &peak_flops, Free());
   m.def("read_memory", &read_memory, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);

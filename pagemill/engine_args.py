@@ -87,8 +87,7 @@ class EngineArgs:
     quantization: str | None = arg(
         None,
         "model",
-        "weight format",
-        unsupported="this version computes in the model's dtype only",
+        "weight format that plain weights are brought to while they are loaded: int8",
     )
     max_model_len: int | None = arg(
         None, "model", "longest context in tokens; default: the checkpoint's"

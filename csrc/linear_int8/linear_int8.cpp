@@ -24,8 +24,8 @@ constexpr int64_t kMaxChunkRows = 768;
 constexpr int64_t kTilesOfK = 128;
 // Below this many numbers codes are made before other threads are woken.
 constexpr int64_t kSerialCodes = 1 << 16;
-// One row alone reads a stream; this far ahead of it the lines are asked for.
-constexpr int64_t kStreamAhead = 4096;
+// Few rows read a stream; this far ahead of it the lines are asked for.
+constexpr int64_t kStreamAhead = 8192;
 // 255 * 128 * K must fit an int32.
 constexpr int64_t kMostK = 65536;
 
@@ -445,6 +445,18 @@ int64_t linear_int8_scratch_bytes() {
   const int64_t sums = kMaxChunkRows * kMaxTiles * kTile * static_cast<int64_t>(sizeof(int32_t));
   return kScratchBytes + kMaxChunkRows * static_cast<int64_t>(sizeof(RowScale)) +
          num_threads() * (kMostK + sums);
+}
+
+double peak_int8_ops(int64_t rounds) {
+  check(rounds >= 0, "peak_int8_ops", "rounds", "must not be negative");
+  const Kernels* kernels = pick(kTable)();
+  const int64_t threads = num_threads();
+  double one = 0.0;
+  parallel_for(threads, 1, [&](int64_t first, int64_t) {
+    const double done = kernels->peak(rounds);
+    if (first == 0) one = done;
+  });
+  return one * static_cast<double>(threads);
 }
 
 }  // namespace pagemill

@@ -59,4 +59,8 @@ void linear_int8(uintptr_t x, int64_t x_stride, int64_t m, int dtype, int roundi
 // The most bytes that `linear_int8` keeps of its own in the calling thread.
 int64_t linear_int8_scratch_bytes();
 
+// For benchmarks: multiply and add codes in registers alone, on every thread, `rounds` times; returns the
+// operations done.
+double peak_int8_ops(int64_t rounds);
+
 }  // namespace pagemill

@@ -33,6 +33,7 @@ struct V {
     std::memcpy(&odd, p + 4, sizeof odd);
     return {_mm256_set1_epi32(even), _mm256_set1_epi32(odd)};
   }
+  static void keep(Sums& v) { __asm__ volatile("" : "+x"(v)); }
   static Sums dot(Sums sums, const Weights& w, const Codes& x) {
     const __m256i two = _mm256_madd_epi16(w.even, x.even);
     return _mm256_add_epi32(_mm256_add_epi32(sums, two), _mm256_madd_epi16(w.odd, x.odd));

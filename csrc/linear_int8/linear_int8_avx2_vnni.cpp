@@ -30,6 +30,7 @@ struct V {
     std::memcpy(&four, p, sizeof four);
     return _mm256_set1_epi32(four);
   }
+  static void keep(Sums& v) { __asm__ volatile("" : "+x"(v)); }
   static Sums dot(Sums sums, Weights w, Codes x) {
 #if defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sums, w, x);

@@ -28,6 +28,7 @@ struct V {
     std::memcpy(&odd, p + 4, sizeof odd);
     return {_mm512_set1_epi32(even), _mm512_set1_epi32(odd)};
   }
+  static void keep(Sums& v) { __asm__ volatile("" : "+v"(v)); }
   static Sums dot(Sums sums, const Weights& w, const Codes& x) {
     const __m512i two = _mm512_madd_epi16(w.even, x.even);
     return _mm512_add_epi32(_mm512_add_epi32(sums, two), _mm512_madd_epi16(w.odd, x.odd));

@@ -22,6 +22,7 @@ struct V {
     std::memcpy(&four, p, sizeof four);
     return _mm512_set1_epi32(four);
   }
+  static void keep(Sums& v) { __asm__ volatile("" : "+v"(v)); }
   static Sums dot(Sums sums, Weights w, Codes x) { return _mm512_dpbusd_epi32(sums, w, x); }
 };
 

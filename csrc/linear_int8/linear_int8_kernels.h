@@ -72,6 +72,7 @@ struct Kernels {
   RowScale (*quantize)(const Quantize&);
   void (*scale)(const Scale&);
   void (*finish)(const Finish&);
+  double (*peak)(int64_t rounds);
 };
 
 const Kernels* portable_kernels();

@@ -5,7 +5,7 @@
 // V gives: Sums (kLanes of int32), kLanes, kMaxRowGroup, kMaxTileGroup, kFewRows, kWords, zero(),
 // load(int32*), store(int32*, Sums), add(Sums, Sums); Weights and weights(p): kLanes outputs times 4
 // bytes; Codes and spread(p): four activation codes (8 bytes at p with kWords, else 4), for all lanes;
-// dot(sums, weights, codes).
+// dot(sums, weights, codes); keep(sums): the compiler may not know what they are.
 #pragma once
 
 #include <cstring>
@@ -186,6 +186,27 @@ inline void scale_block(const Scale& s) {
   }
 }
 
+// Multiply in registers alone; returns the operations done (a product and a sum are two).
+template <class V>
+double peak(int64_t rounds) {
+  constexpr int kSums = 12;
+  alignas(64) char bytes[64] = {};
+  std::memcpy(bytes, &rounds, sizeof rounds);
+  const typename V::Weights w = V::weights(bytes);
+  const typename V::Codes x = V::spread(bytes);
+  typename V::Sums sums[kSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kSums; ++i) sums[i] = V::zero();
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] = V::dot(sums[i], w, x);
+      V::keep(sums[i]);  // no two may become one
+    }
+  }
+  return static_cast<double>(rounds) * kSums * V::kLanes * 8;
+}
+
 template <class V, int M, int NT>
 void fill_tiles(Kernels& k) {
   k.micro[M][NT] = micro<V, M, NT>;
@@ -210,6 +231,7 @@ const Kernels* make_kernels() {
     k.quantize = quantize;
     k.scale = scale_block;
     k.finish = linear_detail::finish_block;
+    k.peak = peak<V>;
     fill_rows<V, V::kFewRows>(k);
     return k;
   }();

@@ -44,6 +44,15 @@ struct V {
   static Sums dot(Sums sums, const Weights& w, const Codes& x) {
     return sums + pairs(w.even, x.even) + pairs(w.odd, x.odd);
   }
+  static void keep(Sums& v) {
+#if defined(__x86_64__)
+    __asm__ volatile("" : "+x"(v));
+#elif defined(__aarch64__)
+    __asm__ volatile("" : "+w"(v));
+#else
+    __asm__ volatile("" : "+m"(v));
+#endif
+  }
 
  private:
   // a[2i] * b[2i] + a[2i + 1] * b[2i + 1].

@@ -38,7 +38,9 @@ class CPUDevice:
 
         oneDNN's float32 products go elsewhere and keep nothing.
         """
-        kept = 0 if self._native is None else int(self._native.linear_scratch_bytes())
+        kept = 0
+        if self._native is not None:
+            kept = self._native.linear_scratch_bytes() + self._native.linear_int8_scratch_bytes()
         return kept + (_KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0)
 
     def default_num_threads(self) -> int:

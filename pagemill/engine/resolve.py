@@ -33,6 +33,7 @@ from pagemill.engine_args import EngineArgs
 from pagemill.errors import CheckpointError, ConfigError, NotSupportedError
 from pagemill.executor import EXECUTORS
 from pagemill.models import MODELS
+from pagemill.quant import QUANT_METHODS
 from pagemill.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -181,6 +182,8 @@ def _quantization(args: EngineArgs, hf_config: dict[str, Any]) -> str | None:
                 "bfloat16 and float16 only; use the original model, or a GGUF file. Weights that were "
                 f'dequantized load with hf_overrides {{"{key}": null}}'
             )
+    if args.quantization is not None:
+        QUANT_METHODS.load(args.quantization)  # an unknown name lists the known ones
     return args.quantization
 
 

@@ -61,7 +61,10 @@ def int8_codes(x: Tensor, how: Int8Rounding = PER_ROW) -> tuple[Tensor, Tensor, 
         scale, bad = torch.full_like(largest, how.scale), largest.isnan()
     elif how.row_zero_points:
         bad = ~largest.isfinite()
-        lowest, highest = x.amin(-1, keepdim=True).clamp_max(0), x.amax(-1, keepdim=True).clamp_min(0)
+        lowest, highest = (
+            x.amin(-1, keepdim=True).clamp_max(0),
+            x.amax(-1, keepdim=True).clamp_min(0),
+        )
         scale = highest / 255.0 - lowest / 255.0
         zero = (-128.0 - lowest / scale).round().clamp(-128, 127)
     else:
@@ -75,10 +78,16 @@ def int8_codes(x: Tensor, how: Int8Rounding = PER_ROW) -> tuple[Tensor, Tensor, 
 
 # Products of codes of this many inputs are whole numbers that float32 adds without rounding.
 _EXACT_INPUTS = 1024
+# Weights that are widened at a time, in outputs.
+_INT8_OUTPUTS = 4096
 
 
 def linear_int8(
-    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, how: Int8Rounding = PER_ROW
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    bias: Tensor | None = None,
+    how: Int8Rounding = PER_ROW,
 ) -> Tensor:
     """Return x @ (codes * scales).T + bias in float32, x [rows, in] rounded to int8 codes first.
 
@@ -86,13 +95,17 @@ def linear_int8(
     converted to float32, times the row's scale, times the output's.
     """
     rounded, row_scales, zeros = int8_codes(x, how)
-    sums = torch.zeros(len(x), len(codes), dtype=torch.float64)
-    for start in range(0, codes.shape[1], _EXACT_INPUTS):
-        part = codes[:, start : start + _EXACT_INPUTS].to(torch.float32)
-        sums += rounded[:, start : start + _EXACT_INPUTS].to(torch.float32) @ part.t()
-        if how.has_zero_points:
-            sums -= zeros * part.sum(-1, dtype=torch.float64)
-    out = sums.to(torch.float32).mul_(row_scales).mul_(scales)
+    wide, parts = rounded.to(torch.float32), []
+    for first in range(0, len(codes), _INT8_OUTPUTS):
+        outputs = codes[first : first + _INT8_OUTPUTS]
+        sums = torch.zeros(len(x), len(outputs), dtype=torch.float64)
+        for start in range(0, codes.shape[1], _EXACT_INPUTS):
+            part = outputs[:, start : start + _EXACT_INPUTS].to(torch.float32)
+            sums += wide[:, start : start + _EXACT_INPUTS] @ part.t()
+            if how.has_zero_points:
+                sums -= zeros * part.sum(-1, dtype=torch.float64)
+        parts.append(sums.to(torch.float32).mul_(row_scales))
+    out = torch.cat(parts, dim=1).mul_(scales)
     return out if bias is None else out.add_(bias.to(torch.float32))
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pagemill.quant.base import QuantMethod
+from typing import TYPE_CHECKING
+
 from pagemill.registry import Registry
+
+if TYPE_CHECKING:
+    from pagemill.quant.base import QuantMethod
 
 # How weights that are not quantized are kept; the device says which it wants.
 DENSE_METHODS: Registry[type[QuantMethod]] = Registry(

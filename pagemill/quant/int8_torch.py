@@ -12,7 +12,7 @@ from pagemill.ops import reference as ops
 from pagemill.quant.base import LinearShape
 from pagemill.quant.int8 import Int8Weights
 
-# Numbers of a weight that are rounded at a time.
+# Numbers of a weight that are rounded, and of a result that are float64 sums, at a time.
 _SLICE = 1 << 22
 
 
@@ -42,10 +42,17 @@ class TorchInt8Store:
         self, weights: Int8Weights, x: Tensor, residual: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
         """Multiply, add the bias, then the residual; round once."""
-        out = ops.linear_int8(x, weights.codes, weights.scales, weights.bias, weights.how)
-        if residual is not None:
-            return residual.copy_(out.add_(residual))
-        return out.to(out_dtype)
+        out = residual
+        if out is None:
+            out = torch.empty(len(x), weights.shape.out_features, dtype=out_dtype)
+        step = max(1, _SLICE // weights.shape.out_features)
+        for start in range(0, len(x), step):
+            rows = slice(start, start + step)
+            product = ops.linear_int8(
+                x[rows], weights.codes, weights.scales, weights.bias, weights.how
+            )
+            out[rows] = product if residual is None else product.add_(out[rows])
+        return out
 
     def multiply_gated(self, weights: Int8Weights, x: Tensor) -> Tensor:
         """Apply a gate that `fuses` knows; it knows none."""

@@ -229,7 +229,7 @@ def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("enable_prefix_caching", True), ("swap_space", 1.0), ("tensor_parallel_size", 2),
-     ("enable_lora", True), ("speculative_config", {}), ("quantization", "awq"),
+     ("enable_lora", True), ("speculative_config", {}),
      ("trust_remote_code", True), ("limit_mm_per_prompt", {"image": 1}),
      ("enable_chunked_prefill", False), ("tensor_parallel_size", True), ("max_loras", 1.0)],
 )  # fmt: skip
@@ -242,7 +242,7 @@ def test_a_feature_that_is_not_there_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("name", "value", "known"),
-    [("scheduling_policy", "random", "fcfs"), ("device", "abacus", "cpu"),
+    [("scheduling_policy", "random", "fcfs"), ("device", "abacus", "cpu"), ("quantization", "int3", "int8"),
      ("distributed_executor_backend", "ray", "in_process")],
 )  # fmt: skip
 def test_an_unknown_name_lists_the_known_ones(
