@@ -40,7 +40,10 @@ class CPUDevice:
         """
         kept = 0
         if self._native is not None:
-            kept = self._native.linear_scratch_bytes() + self._native.linear_int8_scratch_bytes()
+            # A model's layers are multiplied by the one or by the other.
+            kept = max(
+                self._native.linear_scratch_bytes(), self._native.linear_int8_scratch_bytes()
+            )
         return kept + (_KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0)
 
     def default_num_threads(self) -> int:
