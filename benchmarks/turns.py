@@ -1,0 +1,108 @@
+"""Engines in turn: every one loaded and waiting, then rounds of A B C D, A B C D, ...
+
+A machine whose speed drifts favours none that way. An engine that is not installed or fails leaves a
+reason in place of figures, and the others go on. Called by `benchmarks.peers` and `benchmarks.offline`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks import work
+from benchmarks.engines.process import EngineFailed, EngineProcess
+from benchmarks.limits import Limits, LimitsMeter
+
+_IDLE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Entrant:
+    """One engine with one weight format, and what became of it."""
+
+    engine: str
+    format: str
+    title: str
+    arguments: list[str]  # its command; empty where there is none to run
+    failure: str = ""  # why it has no figures from here on
+    version: str = ""
+    idle_cores: float = 0.0  # kept busy while waiting; it is stopped in others' turns
+    resident_bytes: int = 0
+    rounds: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by case
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which cases, how often."""
+
+    cases: str
+    rounds: dict[str, int]  # by case
+
+
+def take_turns(
+    entrants: Sequence[Entrant], schedule: Schedule, threads: int, meter: LimitsMeter | None
+) -> dict[str, list[Limits]]:
+    """Load every entrant, run the schedule and fill the entrants in; return the limits of each round."""
+    limits: dict[str, list[Limits]] = {}
+    with contextlib.ExitStack() as stack:
+        running: list[tuple[Entrant, EngineProcess]] = []
+        for entrant in entrants:
+            process = _start(entrant, threads, stack)
+            if process is not None:
+                running.append((entrant, process))
+        for case in schedule.cases:
+            for entrant, process in running:
+                _turn(entrant, process, case, work.WARM_UP)
+            limits[case] = []
+            for round in range(schedule.rounds[case]):
+                if meter is not None:
+                    limits[case].append(meter.measure())
+                for entrant, process in running:
+                    _turn(entrant, process, case, str(round))
+    return limits
+
+
+def _start(entrant: Entrant, threads: int, stack: contextlib.ExitStack) -> EngineProcess | None:
+    """Load one engine and leave it stopped; None, with the reason noted, where that fails."""
+    if entrant.failure:
+        return None
+    name = f"{entrant.title} {entrant.format}"
+    _say(f"{name}: loading")
+    process = stack.enter_context(EngineProcess(name, entrant.arguments, threads))
+    try:
+        process.wait_ready()
+        entrant.version = process.version
+        entrant.resident_bytes = process.resident_bytes()
+    except EngineFailed as error:
+        _fail(entrant, error)
+        return None
+    return process
+
+
+def _turn(entrant: Entrant, process: EngineProcess, case: str, round: str) -> None:
+    """Give an engine one turn, unless it has failed before."""
+    if entrant.failure:
+        return
+    try:
+        figures = process.run(case, round)
+        if round == work.WARM_UP:
+            entrant.rounds[case] = []
+            entrant.idle_cores = max(entrant.idle_cores, process.idle_share(_IDLE_SECONDS))
+        else:
+            entrant.rounds[case].append(figures)
+    except EngineFailed as error:
+        _fail(entrant, error)
+        return
+    shown = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    _say(f"case {case} round {round:8} {entrant.title} {entrant.format}: {shown}")
+
+
+def _fail(entrant: Entrant, error: EngineFailed) -> None:
+    entrant.failure = str(error)
+    _say(entrant.failure)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
