@@ -142,7 +142,7 @@ def _streaming_verdict(run: Run) -> str:
     shares = _shares(run, "a", own) if own is not None and "a" in run.limits else []
     if not shares:
         return ""
-    reached = Ratio(statistics.median(shares), min(shares), max(shares))
+    reached = Ratio(statistics.median(shares), min(shares), max(shares), len(shares))
     wanted = targets.STREAMING_SHARE
     cells = ["case a, bf16: share of the streaming bandwidth", f"{wanted:.2f}", str(reached)]
     return _row([*cells, reached.verdict(wanted)]) + "\n"

@@ -1,7 +1,8 @@
 """What pagemill is to reach beside its peers, and whether a run has shown it.
 
 Ratios say how many times as good pagemill is: above 1 it is faster. A ratio is of medians, its spread the
-lowest and the highest of the single rounds' ratios. A target inside the spread counts as not shown.
+lowest and the highest of the single rounds' ratios. A target inside the spread counts as not shown, and so
+does any target in fewer than MIN_ROUNDS rounds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 OWN = "pagemill"
 BEST_PEER = "best peer"
+MIN_ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,12 @@ class Ratio:
     value: float  # of the medians
     lowest: float
     highest: float
+    num_rounds: int
 
     def verdict(self, target: float) -> str:
         """Return whether a target is shown, missed, or inside the spread."""
+        if self.num_rounds < MIN_ROUNDS:
+            return f"not shown: {self.num_rounds} of {MIN_ROUNDS} rounds"
         if self.lowest >= target:
             return "shown"
         return "missed" if self.highest < target else "not shown"
@@ -44,7 +49,7 @@ def ratio(figure: str, own: Sequence[float], other: Sequence[float]) -> Ratio:
         pairs = [(theirs, mine) for mine, theirs in pairs]
     singles = [first / second for first, second in pairs]
     medians = [statistics.median(one) for one in zip(*pairs, strict=True)]
-    return Ratio(medians[0] / medians[1], min(singles), max(singles))
+    return Ratio(medians[0] / medians[1], min(singles), max(singles), len(singles))
 
 
 @dataclass(frozen=True, slots=True)

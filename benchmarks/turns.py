@@ -7,9 +7,11 @@ reason in place of figures, and the others go on. Called by `benchmarks.peers` a
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
 from benchmarks import work
 from benchmarks.engines.process import EngineFailed, EngineProcess
@@ -46,6 +48,7 @@ def take_turns(
 ) -> dict[str, list[Limits]]:
     """Load every entrant, run the schedule and fill the entrants in; return the limits of each round."""
     limits: dict[str, list[Limits]] = {}
+    signal.signal(signal.SIGTERM, _leave)  # the engines end with this process
     with contextlib.ExitStack() as stack:
         running: list[tuple[Entrant, EngineProcess]] = []
         for entrant in entrants:
@@ -102,6 +105,10 @@ def _turn(entrant: Entrant, process: EngineProcess, case: str, round: str) -> No
 def _fail(entrant: Entrant, error: EngineFailed) -> None:
     entrant.failure = str(error)
     _say(entrant.failure)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,7 @@ from benchmarks.random_models import Sizes
 from benchmarks.turns import Entrant
 
 _SIZES = Sizes(weight_bytes=1_000_000_000, linear_flops_per_token=1e9, kv_bytes_per_token=100)
-_LIMITS = [Limits(read_bytes_per_s=20e9, bf16_flops_per_s=2e12)] * 3
+_LIMITS = [Limits(read_bytes_per_s=20e9, bf16_flops_per_s=2e12)] * 7
 
 
 def entrant(engine: str, format: str, rates: list[float], ttfts: list[float]) -> Entrant:
@@ -20,8 +20,10 @@ def entrant(engine: str, format: str, rates: list[float], ttfts: list[float]) ->
 
 
 def test_table_has_medians_spreads_ratios_and_shares() -> None:
-    own = entrant("pagemill", "bf16", [18.0, 17.0, 19.0], [100.0, 90.0, 110.0])
-    peer = entrant("vllm", "bf16", [9.0, 10.0, 10.0], [300.0, 300.0, 200.0])
+    own = entrant(
+        "pagemill", "bf16", [18.0, 17.0, 19.0] + [18.0] * 4, [100.0, 90.0, 110.0] + [100.0] * 4
+    )
+    peer = entrant("vllm", "bf16", [9.0] + [10.0] * 6, [300.0, 300.0, 200.0] + [300.0] * 4)
     text = report.markdown(report.Run("m", 2, _SIZES, [own, peer], {"a": _LIMITS}))
     assert "| pagemill | bf16 | 18.0 (17.0-19.0) | 100 (90.0-110) | - | - | 90% (85%-95%) |" in text
     assert (
@@ -34,15 +36,15 @@ def test_table_has_medians_spreads_ratios_and_shares() -> None:
 
 
 def test_best_peer_is_the_one_that_leaves_pagemill_the_least() -> None:
-    own = entrant("pagemill", "bf16", [18.0] * 3, [100.0] * 3)
-    slow = entrant("slow", "bf16", [9.0] * 3, [100.0] * 3)
-    fast = entrant("fast", "bf16", [15.0] * 3, [100.0] * 3)
+    own = entrant("pagemill", "bf16", [18.0] * 7, [100.0] * 7)
+    slow = entrant("slow", "bf16", [9.0] * 7, [100.0] * 7)
+    fast = entrant("fast", "bf16", [15.0] * 7, [100.0] * 7)
     text = report.markdown(report.Run("m", 2, _SIZES, [own, slow, fast], {"a": _LIMITS}))
     assert "decode tokens/s, against fast bf16 | x 1.25 | x 1.20 (1.20-1.20) | missed |" in text
 
 
 def test_peer_that_is_not_installed_is_an_empty_row() -> None:
-    own = entrant("pagemill", "bf16", [18.0] * 3, [100.0] * 3)
+    own = entrant("pagemill", "bf16", [18.0] * 7, [100.0] * 7)
     absent = Entrant("vllm", "bf16", "vLLM-CPU", [], failure="not installed")
     text = report.markdown(report.Run("m", 2, _SIZES, [own, absent], {"a": _LIMITS}))
     assert "| vLLM-CPU | bf16 | - | - | - | - | - |" in text
@@ -51,14 +53,14 @@ def test_peer_that_is_not_installed_is_an_empty_row() -> None:
 
 
 def test_quantized_weights_are_held_against_own_bfloat16() -> None:
-    plain = entrant("pagemill", "bf16", [10.0] * 3, [100.0] * 3)
-    quantized = entrant("pagemill", "int8", [19.0] * 3, [100.0] * 3)
+    plain = entrant("pagemill", "bf16", [10.0] * 7, [100.0] * 7)
+    quantized = entrant("pagemill", "int8", [19.0] * 7, [100.0] * 7)
     text = report.markdown(report.Run("m", 2, _SIZES, [plain, quantized], {"a": _LIMITS}))
     assert "case a, int8: decode tokens/s, against pagemill bf16 | x 1.8 | x 1.90" in text
 
 
 def test_run_without_limits_has_no_shares() -> None:
-    own = entrant("pagemill", "bf16", [18.0] * 3, [100.0] * 3)
+    own = entrant("pagemill", "bf16", [18.0] * 7, [100.0] * 7)
     text = report.markdown(report.Run("m", 2, _SIZES, [own], {"a": []}))
     assert "| pagemill | bf16 | 18.0 (18.0-18.0) | 100 (100-100) | - | - | - |" in text
     assert "streaming" not in text
