@@ -14,6 +14,9 @@
 #include "limits/limits.h"
 #include "linear/linear.h"
 #include "linear_int8/linear_int8.h"
+#include "norm/norm.h"
+#include "rope/rope.h"
+#include "softcap/softcap.h"
 
 namespace nb = nanobind;
 
@@ -35,6 +38,10 @@ NB_MODULE(_C, m) {
   m.def("linear_int8", &linear_int8, Free());
   m.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes);
   m.def("peak_int8_ops", &peak_int8_ops, Free());
+  m.def("rms_norm", &rms_norm, Free());
+  m.def("layer_norm", &layer_norm, Free());
+  m.def("rotate_heads", &rotate_heads, Free());
+  m.def("soft_cap", &soft_cap, Free());
   m.def("peak_flops", &peak_flops, Free());
   m.def("read_memory", &read_memory, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);

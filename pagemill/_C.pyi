@@ -81,6 +81,15 @@ def linear_int8(
     n: int,
     k: int,
     bias: int,
+def rms_norm(
+    x: int,
+    x_stride: int,
+    rows: int,
+    size: int,
+    weight: int,
+    eps: float,
+    offset: float,
+    dtype: int,
     residual: int,
     residual_stride: int,
     out: int,
@@ -91,6 +100,38 @@ def linear_int8(
 ) -> None: ...
 def linear_int8_scratch_bytes() -> int: ...
 def peak_int8_ops(rounds: int, /) -> float: ...
+    /,
+) -> None: ...
+def layer_norm(
+    x: int,
+    x_stride: int,
+    rows: int,
+    size: int,
+    weight: int,
+    bias: int,
+    eps: float,
+    dtype: int,
+    out: int,
+    out_stride: int,
+    /,
+) -> None: ...
+def rotate_heads(
+    heads: int,
+    token_stride: int,
+    tokens: int,
+    num_heads: int,
+    head_dim: int,
+    weight: int,
+    eps: float,
+    offset: float,
+    cos: int,
+    sin: int,
+    half: int,
+    interleaved: bool,
+    dtype: int,
+    /,
+) -> None: ...
+def soft_cap(x: int, count: int, cap: float, /) -> None: ...
 
 class AttentionPlan:
     def __init__(

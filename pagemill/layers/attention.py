@@ -14,7 +14,7 @@ from pagemill.attention.base import AttentionSpec, StepAttention
 from pagemill.layers.base import Build
 from pagemill.layers.linear import Linear, QKVLinear
 from pagemill.layers.norm import QKNorm
-from pagemill.layers.rope import Rotation
+from pagemill.ops.base import HeadNorm, HeadShape, Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.spec = spec
+        self.ops = build.ops
+        self.shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.qkv = QKVLinear(options.hidden_size, heads, build, bias=options.qkv_bias)
         self.out = Linear(
@@ -48,18 +50,11 @@ class Attention(nn.Module):
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the most temporary memory, output included and the attention itself excluded."""
-        spec, itemsize = self.spec, self.qkv.itemsize
-        q = spec.num_heads * spec.head_dim * itemsize
-        qk = q + spec.num_kv_heads * spec.head_dim * itemsize
-        normed = 0 if self.qk_norm is None else qk
-        turned = qk if rotary_dim else normed
-        phases = [
-            0 if self.qk_norm is None else self.qk_norm.peak_bytes_per_token(),
-            # The copy that is turned in place, and the product of one half and the sines.
-            normed + qk + qk * rotary_dim // (2 * spec.head_dim) if rotary_dim else 0,
-            turned + q + self.out.peak_bytes_per_token(),
-        ]
-        return self.qkv.peak_bytes_per_token() + max(phases)
+        itemsize = self.qkv.itemsize
+        q = self.spec.num_heads * self.spec.head_dim * itemsize
+        peak, kept = self.ops.split_heads_bytes(self.shape, itemsize, self._norm(), rotary_dim)
+        after = kept + q + self.out.peak_bytes_per_token()
+        return self.qkv.peak_bytes_per_token() + max(peak, after)
 
     def forward(
         self,
@@ -70,15 +65,10 @@ class Attention(nn.Module):
         residual: Tensor | None = None,
     ) -> Tensor:
         """Return [num_tokens, hidden] of x [num_tokens, hidden], added to a residual in place."""
-        spec = self.spec
-        heads = self.qkv.forward(x).view(x.shape[0], -1, spec.head_dim)
-        num_qk = spec.num_heads + spec.num_kv_heads
-        # q and k lie side by side: norm and rotation take both at once.
-        qk, v = heads[:, :num_qk], heads[:, num_qk:]
-        if self.qk_norm is not None:
-            qk = self.qk_norm.forward(qk)
-        if rotation is not None:
-            qk = rotation.apply_one(qk)
-        q, k = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
+        qkv = self.qkv.forward(x)
+        q, k, v = self.ops.split_heads(qkv, self.shape, self._norm(), rotation)
         attended = attend(self.layer_index, q, k, v).flatten(1)
         return self.out.forward(attended, residual=residual)
+
+    def _norm(self) -> HeadNorm | None:
+        return None if self.qk_norm is None else self.qk_norm.of_heads()

@@ -1,22 +1,25 @@
-"""What every layer is built with: dtype, device and weight format, handed down by the model."""
+"""What every layer is built with: dtype, device, weight format and operations, from the model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from pagemill.ops.base import LayerOps
+from pagemill.ops.plain import PlainOps
 from pagemill.quant.base import QuantMethod
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Where parameters are made and how linear layers keep theirs."""
+    """Where parameters are made, how linear layers keep theirs, and what the others compute with."""
 
     dtype: torch.dtype
     device: torch.device  # "meta" while sizes are all that is wanted
     quant: QuantMethod
+    ops: LayerOps = field(default_factory=PlainOps)
 
     def parameter(self, *shape: int) -> nn.Parameter:
         """Return an unfilled parameter."""

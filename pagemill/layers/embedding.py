@@ -70,6 +70,7 @@ class Head(nn.Module):
         self._embedding = (embedding,)  # in a tuple: a module here would be counted twice
         self.shape = embedding.shape
         self.quant = build.quant
+        self.ops = build.ops
         self.tied = tied
         self.register_parameter("weight", None)
         if not tied:
@@ -78,9 +79,7 @@ class Head(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] of hidden [rows, size]."""
         logits = self.quant.apply(self._owner(), hidden, out_dtype=torch.float32)
-        if self.softcap is not None:
-            logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits
+        return logits if self.softcap is None else self.ops.soft_cap(logits, self.softcap)
 
     def tie(self) -> None:
         """Drop the head's own matrix and use the embedding's."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from pagemill.layers.base import Build
-from pagemill.ops import reference as ops
+from pagemill.ops import reference
+from pagemill.ops.base import HeadNorm
 from pagemill.quant.base import RandomWeights, Target
 
 
@@ -15,17 +15,19 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, build: Build, *, offset: float = 0.0) -> None:
         super().__init__()
+        self.ops = build.ops
         self.eps = eps
         self.offset = offset
         self.weight = build.parameter(size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x normalized over its last dimension, in x's dtype."""
-        return ops.rms_norm(x, self.weight, self.eps, offset=self.offset)
+    def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Return x [num_tokens, size] normalized, in x's dtype; added to a residual in place."""
+        return self.ops.rms_norm(x, self.weight, self.eps, offset=self.offset, residual=residual)
 
     def peak_bytes_per_token(self) -> int:
         """Return the most temporary memory, output included."""
-        return _rms_norm_bytes(self.weight, self.offset)
+        weight = self.weight
+        return self.ops.rms_norm_bytes(weight.numel(), weight.itemsize, self.offset)
 
     def targets(self, part: str) -> dict[str, Target]:
         """Return the weight."""
@@ -55,11 +57,11 @@ class QKNorm(nn.Module):
 
     def forward(self, qk: Tensor) -> Tensor:
         """Return qk [num_tokens, num_heads + num_kv_heads, head_dim] normalized head by head."""
-        return ops.rms_norm(qk, self.weight, self.eps, offset=self.offset)
+        return reference.rms_norm(qk, self.weight, self.eps, offset=self.offset)
 
-    def peak_bytes_per_token(self) -> int:
-        """Return the most temporary memory, output included."""
-        return _rms_norm_bytes(self.weight, self.offset)
+    def of_heads(self) -> HeadNorm:
+        """Return the norm as an operation takes it."""
+        return HeadNorm(self.weight, self.eps, self.offset)
 
     def targets(self, part: str) -> dict[str, Target]:
         """Return the weight of the query or of the key heads."""
@@ -78,13 +80,14 @@ class LayerNorm(nn.Module):
         super().__init__()
         self.size = size
         self.itemsize = build.dtype.itemsize
+        self.ops = build.ops
         self.eps = eps
         self.weight = build.parameter(size) if affine else None
         self.bias = build.parameter(size) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalized over its last dimension, in x's dtype."""
-        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+        return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def peak_bytes_per_token(self) -> int:
         """Return the bytes of the output."""
@@ -104,14 +107,3 @@ class LayerNorm(nn.Module):
 
 
 Norm = RMSNorm | LayerNorm
-
-
-def _rms_norm_bytes(weight: Tensor, offset: float) -> int:
-    """Return the peak of ops.rms_norm for one token, as its order of operations makes it."""
-    if weight.dtype == torch.float32:
-        # The quotient; without an offset the product beside it.
-        per_element = 8 if offset == 0.0 else 4
-    else:
-        # x and the quotient in float32, the output, without an offset also the rounded quotient.
-        per_element = 8 + weight.itemsize * (2 if offset == 0.0 else 1)
-    return weight.numel() * per_element

@@ -6,7 +6,7 @@ layers of that kind share the result:
 
     rope = make_rope(rope_settings(hf_config), head_dim=..., max_position=..., max_model_len=...)
     turn = rope.prepare(positions, dtype)        per step
-    q, k = turn.apply(q, k)                      per layer
+    q, k = turn.apply(q, k)                      per layer (or ops.split_heads, which does more)
 
 Angles are computed for the positions of the step; there is no table over all positions.
 
@@ -29,26 +29,9 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import CheckpointError
-from pagemill.ops.reference import rotary_embed, rotate
+from pagemill.ops.base import Rotation
 
 DEFAULT_BASE = 10000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """The angles of one step's tokens."""
-
-    cos: Tensor  # [num_tokens, rotary_dim / 2], the model's dtype
-    sin: Tensor  # the same
-    style: str  # pairing, see ops.reference.rotate
-
-    def apply(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q and k, each [num_tokens, heads, head_dim], turned."""
-        return rotary_embed(q, k, self.cos, self.sin, style=self.style)
-
-    def apply_one(self, x: Tensor) -> Tensor:
-        """Return x [num_tokens, heads, head_dim] turned: q and k side by side, in one call."""
-        return rotate(x, self.cos, self.sin, style=self.style)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

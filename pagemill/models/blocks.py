@@ -19,10 +19,11 @@ from pagemill.layers.base import Build
 from pagemill.layers.embedding import Head, LearnedPositions, TokenEmbedding
 from pagemill.layers.linear import Linear
 from pagemill.layers.mlp import MLP, GatedMLP
-from pagemill.layers.norm import Norm
-from pagemill.layers.rope import Rope, Rotation, make_rope, rope_settings, stretched_context
+from pagemill.layers.norm import Norm, RMSNorm
+from pagemill.layers.rope import Rope, make_rope, rope_settings, stretched_context
 from pagemill.models.config_reader import FULL, ConfigReader
 from pagemill.models.weight_map import WeightMap
+from pagemill.ops.base import Rotation
 from pagemill.quant.base import Target
 
 FeedForward = MLP | GatedMLP
@@ -50,14 +51,14 @@ class PreNormLayer(nn.Module):
         attention: Attention,
         mlp: FeedForward,
         norms: tuple[Norm, Norm],
-        out_norms: tuple[Norm, Norm] | None = None,
+        out_norms: tuple[RMSNorm, RMSNorm] | None = None,
     ) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
-        self.attention_out_norm: Norm | None = out_norms[0] if out_norms else None
-        self.mlp_out_norm: Norm | None = out_norms[1] if out_norms else None
+        self.attention_out_norm: RMSNorm | None = out_norms[0] if out_norms else None
+        self.mlp_out_norm: RMSNorm | None = out_norms[1] if out_norms else None
 
     def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return x with both parts added in place."""
@@ -66,13 +67,13 @@ class PreNormLayer(nn.Module):
             self.attention.forward(normed, rotation, attend, residual=x)
         else:
             added = self.attention.forward(normed, rotation, attend)
-            x.add_(self.attention_out_norm.forward(added))
+            self.attention_out_norm.forward(added, residual=x)
             del added
         del normed
         normed = self.mlp_norm.forward(x)
         if self.mlp_out_norm is None:
             return self.mlp.forward(normed, residual=x)
-        return x.add_(self.mlp_out_norm.forward(self.mlp.forward(normed)))
+        return self.mlp_out_norm.forward(self.mlp.forward(normed), residual=x)
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the larger peak of the two parts."""
@@ -124,8 +125,7 @@ class ParallelLayer(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return x with both parts added in place."""
         attended = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
-        added = self.mlp.forward(self.mlp_norm.forward(x))
-        return x.add_(added.add_(attended))
+        return x.add_(self.mlp.forward(self.mlp_norm.forward(x), residual=attended))
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the larger peak of the two parts; the second runs beside the first's result."""

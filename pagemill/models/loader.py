@@ -24,6 +24,7 @@ from pagemill.log import get_logger
 from pagemill.models import MODELS
 from pagemill.models.blocks import DecoderLM
 from pagemill.models.weight_map import match
+from pagemill.ops import LAYER_OPS
 from pagemill.quant import DENSE_METHODS, QUANT_METHODS
 from pagemill.quant.base import Loadable, RandomWeights, Target
 
@@ -47,9 +48,10 @@ def load_model(
 ) -> DecoderLM:
     """Return the model in eval mode, in config.dtype, its parameters filled and without gradients.
 
-    `checkpoint` may be None with load_format="dummy" only; `dense` is the format of weights that are
-    not quantized (a device's `dense_weights`). Raises CheckpointError when the files do
-    not fit the architecture, UnknownNameError for an unknown architecture or weight format.
+    `checkpoint` may be None with load_format="dummy" only; `dense` names the device's kernels (its
+    `dense_weights`): the format of weights that are not quantized, and what the other layers compute
+    with. Raises CheckpointError when the files do not fit the architecture, UnknownNameError for an
+    unknown architecture or weight format.
     """
     if config.load_format == "dummy":
         wants_tied = MODELS.load(config.model_type).ties_head(config.hf_config)
@@ -76,7 +78,8 @@ def _build(config: ModelConfig, device: torch.device, dense: str, *, tied: bool)
     quant = (DENSE_METHODS.load(dense) if asked is None else QUANT_METHODS.load(asked))()
     model_class = MODELS.load(config.model_type)
     model_class.read_shape(config.hf_config)
-    return model_class(config, Build(_DTYPES[config.dtype], device, quant), tied=tied)
+    build = Build(_DTYPES[config.dtype], device, quant, LAYER_OPS.load(dense)())
+    return model_class(config, build, tied=tied)
 
 
 def _build_from(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pagemill import native
 from pagemill.models.loader import build_meta_model, load_model
 from tests.models.peak_memory import PeakMemory
 from tests.models.test_loader import _model_type
@@ -27,19 +28,24 @@ def measured_peak(model, num_tokens: int, num_rows: int) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 100], ids=["few-logits", "many-logits"])
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("name", TINY)
-def test_peak_bytes_is_what_forward_and_logits_take(name, rows, dtype) -> None:
+def test_peak_bytes_is_what_forward_and_logits_take(name, kernels, rows, dtype) -> None:
+    if kernels == "native" and native.extension() is None:
+        pytest.skip("pagemill._C is not built: run `make build`")
     sizes = {**TINY[name].sizes, "num_hidden_layers": 2, "layer_types": None}
     if rows == 100:
         sizes["vocab_size"] = 3000
     config = model_config(
         {"model_type": _model_type(name), **sizes}, load_format="dummy", dtype=dtype
     )
-    model = load_model(config, device=torch.device("cpu"), checkpoint=None)
+    model = load_model(config, device=torch.device("cpu"), checkpoint=None, dense=kernels)
     stated = model.peak_bytes(100, rows)
     measured = measured_peak(model, 100, rows)
-    assert measured <= stated <= 1.1 * measured
-    assert build_meta_model(config).peak_bytes(100, rows) == stated
+    # The native linear layer adds to the stream and makes float32 logits without a copy in between; what
+    # is stated counts one, which other weight formats may make.
+    assert measured <= stated <= (1.1 if kernels == "torch" else 2.0) * measured
+    assert build_meta_model(config, dense=kernels).peak_bytes(100, rows) == stated
 
 
 def test_the_residual_stream_is_added_to_in_place() -> None:

@@ -1,0 +1,56 @@
+#include "norm/norm.h"
+
+#include "common/check.h"
+#include "common/dispatch.h"
+#include "common/parallel.h"
+#include "norm/norm_kernels.h"
+
+namespace pagemill {
+namespace {
+
+using namespace norm_detail;
+
+using KernelsFn = const Kernels* (*)();
+constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels),
+                                      PAGEMILL_IF_AVX512(avx512_kernels), nullptr, nullptr}};
+
+// Fewer numbers than these are not worth waking other threads for.
+constexpr int64_t kSerial = 1 << 15;
+
+void check_rows(const char* op, const Rows& rows, int64_t count, int dtype) {
+  check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check(count >= 0 && rows.size >= 1, op, "sizes", "must be rows >= 0, size >= 1");
+  check(count == 0 || (rows.x != nullptr && rows.out != nullptr), op, "x and out",
+        "must not be null");
+}
+
+void run(RowsFn fn, const Rows& rows, int64_t count) {
+  const int64_t grain = count * rows.size < kSerial ? count : 1;
+  parallel_for(count, grain > 0 ? grain : 1,
+               [&](int64_t first, int64_t last) { fn(rows, first, last); });
+}
+
+}  // namespace
+
+void rms_norm(uintptr_t x, int64_t x_stride, int64_t rows, int64_t size, uintptr_t weight, float eps,
+              float offset, int dtype, uintptr_t residual, int64_t residual_stride, uintptr_t out,
+              int64_t out_stride) {
+  const Rows call{reinterpret_cast<const void*>(x), x_stride, size,
+                  reinterpret_cast<const void*>(weight), nullptr, eps, offset,
+                  reinterpret_cast<const void*>(residual), residual_stride,
+                  reinterpret_cast<void*>(out), out_stride};
+  check_rows("rms_norm", call, rows, dtype);
+  check(weight != 0, "rms_norm", "weight", "must not be null");
+  run(pick(kTable)()->rms_norm[dtype], call, rows);
+}
+
+void layer_norm(uintptr_t x, int64_t x_stride, int64_t rows, int64_t size, uintptr_t weight,
+                uintptr_t bias, float eps, int dtype, uintptr_t out, int64_t out_stride) {
+  const Rows call{reinterpret_cast<const void*>(x), x_stride, size,
+                  reinterpret_cast<const void*>(weight), reinterpret_cast<const void*>(bias), eps,
+                  0.0f, nullptr, 0, reinterpret_cast<void*>(out), out_stride};
+  check_rows("layer_norm", call, rows, dtype);
+  run(pick(kTable)()->layer_norm[dtype], call, rows);
+}
+
+}  // namespace pagemill

@@ -1,0 +1,7 @@
+#include "norm/norm_loops.h"
+
+namespace pagemill::norm_detail {
+
+const Kernels* avx512_kernels() { return &kKernels; }
+
+}  // namespace pagemill::norm_detail

@@ -1,0 +1,7 @@
+#include "rope/rope_loops.h"
+
+namespace pagemill::rope_detail {
+
+const Kernels* portable_kernels() { return &kKernels; }
+
+}  // namespace pagemill::rope_detail

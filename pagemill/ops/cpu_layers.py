@@ -1,0 +1,113 @@
+"""The layers' small operations on the native kernels; csrc/norm, csrc/rope and csrc/softcap say how.
+
+Roundings stand where the reference has them, so results differ from it by the order of sums alone (and
+`soft_cap` by its tangent). A row depends on that row alone, to the bit. Called through `base.LayerOps`
+where the extension is built.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagemill import native
+from pagemill.ops.base import HeadNorm, HeadShape, Rotation
+
+# torch is imported above, so that the extension finds its OpenMP library in the process.
+_C = native.required()
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_STYLES = {"neox": False, "interleaved": True}
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, residual: Tensor | None = None
+) -> Tensor:
+    """Return the norm of x [tokens, size], in a fresh tensor, or added to `residual` in place."""
+    rows, size = x.shape
+    assert weight.dtype == x.dtype and weight.numel() == size and weight.is_contiguous()
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = torch.empty(rows, size, dtype=x.dtype) if residual is None else residual
+    assert out.shape == x.shape and out.dtype == x.dtype and (size == 1 or out.stride(1) == 1)
+    address, stride = out.data_ptr(), out.stride(0)
+    _C.rms_norm(
+        x.data_ptr(), x.stride(0), rows, size, weight.data_ptr(), eps, offset, _DTYPES[x.dtype],
+        0 if residual is None else address, stride, address, stride,
+    )  # fmt: skip
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the norm of x [tokens, size], rounded once."""
+    rows, size = x.shape
+    for factor in (weight, bias):
+        assert factor is None or (factor.dtype == x.dtype and factor.shape == (size,))
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = torch.empty(rows, size, dtype=x.dtype)
+    _C.layer_norm(
+        x.data_ptr(), x.stride(0), rows, size,
+        0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        eps, _DTYPES[x.dtype], out.data_ptr(), size,
+    )  # fmt: skip
+    return out
+
+
+def rotate_heads(
+    heads: Tensor, num_heads: int, norm: HeadNorm | None, rotation: Rotation | None
+) -> Tensor:
+    """Norm and turn the first `num_heads` of heads [tokens, heads, head_dim] in place; return them all."""
+    tokens, all_heads, head_dim = heads.shape
+    assert heads.stride(2) == 1 and heads.stride(1) == head_dim and num_heads <= all_heads
+    weight = cos = sin = half = 0
+    eps, offset, interleaved = 0.0, 0.0, False
+    if norm is not None:
+        assert norm.weight.shape == (num_heads, head_dim) and norm.weight.dtype == heads.dtype
+        weight, eps, offset = norm.weight.data_ptr(), norm.eps, norm.offset
+    if rotation is not None:
+        half = rotation.cos.shape[1]
+        for angles in (rotation.cos, rotation.sin):
+            assert angles.shape == (tokens, half) and angles.is_contiguous()
+            assert angles.dtype == heads.dtype
+        cos, sin = rotation.cos.data_ptr(), rotation.sin.data_ptr()
+        interleaved = _STYLES[rotation.style]
+    _C.rotate_heads(
+        heads.data_ptr(), heads.stride(0), tokens, num_heads, head_dim, weight, eps, offset,
+        cos, sin, half, interleaved, _DTYPES[heads.dtype],
+    )  # fmt: skip
+    return heads
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Cap float32 x in place, and return it."""
+    assert x.dtype == torch.float32 and x.is_contiguous()
+    _C.soft_cap(x.data_ptr(), x.numel(), cap)
+    return x
+
+
+class NativeOps:
+    """A `LayerOps`: these functions, for layers."""
+
+    rms_norm = staticmethod(rms_norm)
+    layer_norm = staticmethod(layer_norm)
+    soft_cap = staticmethod(soft_cap)
+
+    def split_heads(
+        self, qkv: Tensor, shape: HeadShape, norm: HeadNorm | None, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Change q and k where they lie."""
+        heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
+        num_qk = shape.num_heads + shape.num_kv_heads
+        rotate_heads(heads, num_qk, norm, rotation)
+        return heads[:, : shape.num_heads], heads[:, shape.num_heads : num_qk], heads[:, num_qk:]
+
+    def rms_norm_bytes(self, size: int, itemsize: int, offset: float) -> int:
+        """Count the result alone."""
+        return size * itemsize
+
+    def split_heads_bytes(
+        self, shape: HeadShape, itemsize: int, norm: HeadNorm | None, rotary_dim: int
+    ) -> tuple[int, int]:
+        """Return nothing: all happens in place."""
+        return 0, 0
