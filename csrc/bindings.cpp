@@ -16,6 +16,7 @@
 #include "linear_int8/linear_int8.h"
 #include "norm/norm.h"
 #include "rope/rope.h"
+#include "sampling/sampling.h"
 #include "softcap/softcap.h"
 
 namespace nb = nanobind;
@@ -42,6 +43,10 @@ NB_MODULE(_C, m) {
   m.def("layer_norm", &layer_norm, Free());
   m.def("rotate_heads", &rotate_heads, Free());
   m.def("soft_cap", &soft_cap, Free());
+  m.def("best_rows", &best_rows, Free());
+  m.def("draw_rows", &draw_rows, Free());
+  m.def("score_rows", &score_rows, Free());
+  m.def("penalize_row", &penalize_row, Free());
   m.def("peak_flops", &peak_flops, Free());
   m.def("read_memory", &read_memory, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);

@@ -131,6 +131,44 @@ def rotate_heads(
     dtype: int,
     /,
 ) -> None: ...
+def best_rows(
+    logits: int, stride: int, rows: int, vocab: int, best: int, highest: int, /
+) -> None: ...
+def draw_rows(
+    logits: int,
+    stride: int,
+    vocab: int,
+    count: int,
+    highest: int,
+    numbers: int,
+    wholes: int,
+    tokens: int,
+    /,
+) -> None: ...
+def score_rows(
+    logits: int,
+    stride: int,
+    rows: int,
+    vocab: int,
+    chosen: int,
+    starts: int,
+    counts: int,
+    normalizers: int,
+    ranks: int,
+    top_ids: int,
+    /,
+) -> None: ...
+def penalize_row(
+    logits: int,
+    vocab: int,
+    tokens: int,
+    count: int,
+    prompt: int,
+    repetition: float,
+    frequency: float,
+    presence: float,
+    /,
+) -> None: ...
 def soft_cap(x: int, count: int, cap: float, /) -> None: ...
 
 class AttentionPlan:

@@ -13,7 +13,9 @@ class Device(Protocol):
     name: str
     torch_device: torch.device
     attention_backend: str  # key of the attention registry
-    dense_weights: str  # key of quant.DENSE_METHODS: the format of weights that are not quantized
+    # Whose kernels compute. Key of quant.DENSE_METHODS (the format of weights that are not quantized),
+    # of ops.LAYER_OPS (what the other layers use) and of sampling.ROW_MATH.
+    dense_weights: str
     default_memory_utilization: float  # share of the available memory to use, 0..1
 
     def available_bytes(self) -> int:

@@ -46,9 +46,14 @@ def apply_penalties(
     logits[ids] -= np.float32(spec.presence_penalty)
 
 
+def repetition_factor(penalty: float) -> float:
+    """Return a repetition penalty within what float32 can hold."""
+    return min(max(penalty, float(_FLOAT32.tiny)), float(_FLOAT32.max))
+
+
 def _repeated(seen: NDArray[np.float32], penalty: float) -> NDArray[np.float32]:
     """Return penalized logits: finite for every legal penalty; what is masked stays so."""
-    factor = np.float32(min(max(penalty, float(_FLOAT32.tiny)), float(_FLOAT32.max)))
+    factor = np.float32(repetition_factor(penalty))
     with np.errstate(over="ignore", under="ignore"):
         changed = np.where(seen > 0, seen / factor, seen * factor)
     bounded: NDArray[np.float32] = np.clip(changed, -_LARGEST, _LARGEST)

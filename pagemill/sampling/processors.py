@@ -24,6 +24,9 @@ from pagemill.sampling.penalties import apply_penalties, wants_penalties
 
 _MASKED = np.float32(-np.inf)
 
+# apply_penalties, or what does the same.
+Penalize = Callable[[NDArray[np.float32], SamplingSpec, NDArray[np.int32], int], None]
+
 
 class LogitsProcessor(Protocol):
     """A pure function of one sequence's tokens and its next-token logits.
@@ -80,6 +83,7 @@ def process(
     token_ids: NDArray[np.int32],
     num_prompt_tokens: int,
     engine_processors: Sequence[LogitsProcessor],
+    penalize: Penalize = apply_penalties,
 ) -> None:
     """Change one row [vocab] in place, in the order of this module."""
     if spec.allowed_token_ids is not None:
@@ -97,7 +101,7 @@ def process(
         for processor in (*spec.logits_processors, *engine_processors):
             _run(processor, prompt_ids, output_ids, logits)
     if wants_penalties(spec):
-        apply_penalties(logits, spec, token_ids, num_prompt_tokens)
+        penalize(logits, spec, token_ids, num_prompt_tokens)
 
 
 def _wants_prompt(processor: Callable[..., Any]) -> bool:

@@ -16,26 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagemill.log import get_logger
-from pagemill.messages import SamplingSpec, TokenScores
-from pagemill.sampling import draw, logprobs, processors
-from pagemill.sampling.random import uniforms
+from pagemill.messages import TokenScores
+from pagemill.sampling import processors
 from pagemill.sampling.ranking import Floats
+from pagemill.sampling.row_math import NumpyRows, RowMath, SampleRow
 from pagemill.sampling_params import GREEDY_BELOW
 
 logger = get_logger(__name__)
 
 _TILE_BYTES = 4 << 20  # of float32 logits: a few such arrays live at once
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRow:
-    """One sequence that is to get tokens."""
-
-    spec: SamplingSpec
-    token_ids: NDArray[np.int32]  # prompt, then output so far
-    num_prompt_tokens: int
-    sample_index: int
-    num_samples: int  # draws from this row, with sample indices sample_index, sample_index + 1, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +41,38 @@ def tile_rows(vocab_size: int) -> int:
     return max(1, _TILE_BYTES // (4 * vocab_size))
 
 
-def peak_bytes(vocab_size: int) -> int:
+def peak_bytes(vocab_size: int, num_threads: int = 1) -> int:
     """Return the most temporary memory `Sampler.sample` takes beyond the logits.
 
     A tile has a copy of the raw logits, the weights or a second copy and its exponentials, and for one
-    row a sort of the whole vocabulary (float32 keys, int64 order and ids, float64 sums).
+    row a sort of the whole vocabulary (float32 keys, int64 order and ids, float64 sums). Native threads
+    keep weights, a copy and sorting keys of a row each.
     """
-    return 3 * tile_rows(vocab_size) * vocab_size * 4 + vocab_size * 32
+    return 3 * tile_rows(vocab_size) * vocab_size * 4 + (32 + 20 * num_threads) * vocab_size
 
 
 class Sampler:
     """Chooses tokens. Has no state but its settings."""
 
     def __init__(
-        self, *, dtype: str, logprobs_mode: str, logits_processors: Sequence[str] = ()
+        self,
+        *,
+        dtype: str,
+        logprobs_mode: str,
+        logits_processors: Sequence[str] = (),
+        math: RowMath | None = None,
     ) -> None:
-        """`dtype` is the model's, for messages; `logits_processors` are "module:attribute" names."""
+        """`dtype` is the model's, for messages; `logits_processors` are "module:attribute" names.
+
+        `math` None is numpy's.
+        """
         self._dtype = dtype
         self._raw = logprobs_mode.startswith("raw_")
         self._normalize = logprobs_mode.endswith("_logprobs")
         self._engine_processors = processors.load_logits_processors(logits_processors)
+        self._math: RowMath = math or NumpyRows()
+        if not self._raw and not self._math.tells_kept:
+            self._math = NumpyRows()  # processed scores show which tokens were dropped
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[SampledRow]:
         """Return one result a row, in order. `logits` [rows, vocab] float32 is overwritten."""
@@ -80,7 +81,7 @@ class Sampler:
         step = tile_rows(matrix.shape[1])
         results: list[SampledRow] = []
         for start in range(0, len(rows), step):
-            tile = _Tile(matrix[start : start + step], rows[start : start + step])
+            tile = _Tile(matrix[start : start + step], rows[start : start + step], self._math)
             results += self._sample_tile(tile)
         return results
 
@@ -97,7 +98,7 @@ class Sampler:
         results: list[TokenScores | str] = []
         for start in range(0, len(targets), step):
             tile = matrix[start : start + step]
-            highest = tile.max(axis=1)
+            _, highest = self._math.best(tile)
             if not np.isfinite(highest).all():
                 results += [
                     self._not_finite(float(h)) if not np.isfinite(h) else self._score_one(*row)
@@ -164,14 +165,15 @@ class Sampler:
             logits = tile.logits[i]
             try:
                 processors.process(
-                    logits, row.spec, row.token_ids, row.num_prompt_tokens, self._engine_processors
-                )
+                    logits, row.spec, row.token_ids, row.num_prompt_tokens,
+                    self._engine_processors, self._math.penalize,
+                )  # fmt: skip
             except Exception as error:  # a custom processor may raise anything; the others go on
                 logger.warning("a logits processor failed", exc_info=error)
                 tile.errors[i] = f"a logits processor failed: {type(error).__name__}: {error}"
                 continue
-            tile.best[i] = logits.argmax()
-            tile.highest[i] = logits[tile.best[i]]
+            best, highest = self._math.best(logits[None])
+            tile.best[i], tile.highest[i] = best[0], highest[0]
             if tile.highest[i] == -np.inf:
                 tile.errors[i] = (
                     "every token is masked: allowed_token_ids, bad_words, min_tokens, logit_bias and "
@@ -195,26 +197,14 @@ class Sampler:
                 drawn.append(i)
         if not drawn:
             return {}
-        whole = len(drawn) == len(tile.rows)
-        weights = draw.make_weights(
-            tile.logits if whole else tile.logits[drawn],
-            tile.highest[drawn],
-            [tile.rows[i].spec.temperature for i in drawn],
-        )
-        numbers = _uniforms([tile.rows[i] for i in drawn])
-        kept = {}
-        for j, i in enumerate(drawn):
-            row = weights.rows[j]
-            total = float(np.cumsum(weights.sums[j])[-1])
-            kept[i] = draw.kept_tokens(row, weights.maxima[j], total, tile.rows[i].spec)
-            tile.tokens[i] = tuple(draw.draw(row, weights.sums[j], kept[i], numbers[j]))
-        return kept
+        result = self._math.draw(tile.logits, tile.highest, drawn, tile.rows)
+        tile.tokens.update(zip(drawn, result.tokens, strict=True))
+        return dict(zip(drawn, result.kept, strict=True))
 
     def _score(
         self, logits: Floats, chosen: Sequence[Sequence[int]], counts: Sequence[int]
     ) -> list[tuple[TokenScores, ...]]:
-        normalizers = logprobs.log_normalizers(logits) if self._normalize else None
-        return logprobs.score_rows(logits, chosen, counts, normalizers=normalizers)
+        return self._math.score(logits, chosen, counts, normalize=self._normalize)
 
     def _not_finite(self, highest: float) -> str:
         return (
@@ -226,27 +216,12 @@ class Sampler:
 class _Tile:
     """Rows that are worked on together, and what is known of them so far."""
 
-    def __init__(self, logits: Floats, rows: Sequence[SampleRow]) -> None:
+    def __init__(self, logits: Floats, rows: Sequence[SampleRow], math: RowMath) -> None:
         self.logits = logits  # [rows, vocab] float32, changed in place
         self.rows = rows
-        # numpy's argmax takes the first of equal entries, and a NaN before anything else.
-        self.best: NDArray[np.int64] = logits.argmax(axis=1)
-        self.highest: Floats = logits[np.arange(len(rows)), self.best]
+        self.best, self.highest = math.best(logits)
         self.errors: dict[int, str] = {}
         self.tokens: dict[int, tuple[int, ...]] = {}
-
-
-def _uniforms(rows: Sequence[SampleRow]) -> list[NDArray[np.float64]]:
-    """Return the random numbers of each row's draws."""
-    seeds: list[int] = []
-    indices: list[int] = []
-    positions: list[int] = []
-    for row in rows:
-        seeds += [row.spec.seed] * row.num_samples
-        indices += range(row.sample_index, row.sample_index + row.num_samples)
-        positions += [len(row.token_ids)] * row.num_samples
-    numbers = uniforms(seeds, indices, positions)
-    return np.split(numbers, np.cumsum([row.num_samples for row in rows])[:-1])
 
 
 def _processed(tile: _Tile, i: int, kept: NDArray[np.int64] | None) -> Floats:

@@ -100,7 +100,9 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backe
         for spec in set(model.attention_specs)
     )
     forward = model.peak_bytes(tokens, 0) + attention
-    after = model.peak_bytes(tokens, seqs) + sampler.peak_bytes(config.model.shape.vocab_size)
+    after = model.peak_bytes(tokens, seqs) + sampler.peak_bytes(
+        config.model.shape.vocab_size, config.device.num_threads
+    )
     return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN
 
 

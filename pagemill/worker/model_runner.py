@@ -25,7 +25,8 @@ from pagemill.messages import (
     TokenScores,
 )
 from pagemill.models.base import CausalLM
-from pagemill.sampling.sampler import SampledRow, Sampler, SampleRow
+from pagemill.sampling.row_math import SampleRow
+from pagemill.sampling.sampler import SampledRow, Sampler
 
 
 class ModelRunner:

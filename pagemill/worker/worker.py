@@ -18,6 +18,7 @@ from pagemill.log import get_logger
 from pagemill.memory_plan import MemoryPlan
 from pagemill.messages import SchedulerOutput, StepOutput
 from pagemill.models.loader import load_model
+from pagemill.sampling import ROW_MATH
 from pagemill.sampling.sampler import Sampler
 from pagemill.worker.memory import check_fits, plan_memory
 from pagemill.worker.model_runner import ModelRunner
@@ -58,6 +59,7 @@ class Worker:
             dtype=config.model.dtype,
             logprobs_mode=config.model.logprobs_mode,
             logits_processors=config.model.logits_processors,
+            math=ROW_MATH.load(device.dense_weights)(),
         )
         self._runner = ModelRunner(
             model,

@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from pagemill.messages import SamplingSpec
-from pagemill.sampling.sampler import SampledRow, Sampler, SampleRow
+from pagemill.sampling import ROW_MATH
+from pagemill.sampling.row_math import SampleRow
+from pagemill.sampling.sampler import SampledRow, Sampler
+
+
+class Arithmetic:
+    """Whose row arithmetic `sampler` uses: a key of ROW_MATH, set by the fixture `arithmetic`."""
+
+    name = "torch"
 
 
 def spec(**fields: Any) -> SamplingSpec:
@@ -27,8 +35,9 @@ def row(
 
 
 def sampler(mode: str = "raw_logprobs", processors: Sequence[str] = ()) -> Sampler:
-    """Return a sampler for a float32 model."""
-    return Sampler(dtype="float32", logprobs_mode=mode, logits_processors=processors)
+    """Return a sampler for a float32 model, with the arithmetic of the running test."""
+    math = ROW_MATH.load(Arithmetic.name)()
+    return Sampler(dtype="float32", logprobs_mode=mode, logits_processors=processors, math=math)
 
 
 def run(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagemill.sampling import sampler as sampler_module
-from pagemill.sampling.sampler import SampleRow
+from pagemill.sampling.row_math import SampleRow
+from pagemill.sampling.sampler import SampledRow
 from tests.sampling.rows import one, row, run
 
 VOCAB = 777
@@ -40,12 +42,20 @@ def make_row(i: int) -> SampleRow:
 
 
 LOGITS = np.random.default_rng(2).standard_normal((2 * len(KINDS), VOCAB)).astype(np.float32) * 3
-ALONE = [one(LOGITS[i], make_row(i)) for i in range(len(LOGITS))]
 
 
-@settings(deadline=None, max_examples=25)
+@functools.cache
+def alone(arithmetic: str) -> list[SampledRow]:
+    return [one(LOGITS[i], make_row(i)) for i in range(len(LOGITS))]
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.permutations(range(len(LOGITS))), st.integers(1, len(LOGITS)), st.integers(1, 9))
-def test_a_row_does_not_notice_its_mates(order: list[int], count: int, tile: int) -> None:
+def test_a_row_does_not_notice_its_mates(
+    arithmetic: str, order: list[int], count: int, tile: int
+) -> None:
     chosen = order[:count]
     before = sampler_module._TILE_BYTES
     sampler_module._TILE_BYTES = 4 * VOCAB * tile
@@ -53,7 +63,7 @@ def test_a_row_does_not_notice_its_mates(order: list[int], count: int, tile: int
         results = run(LOGITS[chosen], *[make_row(i) for i in chosen])
     finally:
         sampler_module._TILE_BYTES = before
-    assert results == [ALONE[i] for i in chosen]
+    assert results == [alone(arithmetic)[i] for i in chosen]
 
 
 def test_big_vocabulary_rows_do_not_notice_their_mates() -> None:

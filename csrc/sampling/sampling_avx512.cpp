@@ -1,0 +1,7 @@
+#include "sampling/sampling_loops.h"
+
+namespace pagemill::sampling_detail {
+
+const Kernels* avx512_kernels() { return &kKernels; }
+
+}  // namespace pagemill::sampling_detail
