@@ -18,6 +18,7 @@
 #include "rope/rope.h"
 #include "sampling/sampling.h"
 #include "softcap/softcap.h"
+#include "tape/tape.h"
 
 namespace nb = nanobind;
 
@@ -28,7 +29,8 @@ NB_MODULE(_C, m) {
   m.def("force_isa", &force_isa);
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads);
-  // The interpreter runs other threads meanwhile.
+  // Operations that a model's forward pass calls are `recorded`. The interpreter runs other threads
+  // meanwhile.
   using Free = nb::call_guard<nb::gil_scoped_release>;
   m.def("pack_linear", &pack_linear, Free());
   m.def("linear_rows", &linear_rows, Free());
@@ -46,6 +48,15 @@ NB_MODULE(_C, m) {
   m.def("best_rows", &best_rows, Free());
   m.def("draw_rows", &draw_rows, Free());
   m.def("score_rows", &score_rows, Free());
+  m.def("linear_rows", recorded(&linear_rows), Free());
+  m.def("linear", recorded(&linear), Free());
+  m.def("rms_norm", recorded(&rms_norm), Free());
+  m.def("layer_norm", recorded(&layer_norm), Free());
+  m.def("rotate_heads", recorded(&rotate_heads), Free());
+  m.def("soft_cap", recorded(&soft_cap), Free());
+  m.def("best_rows", recorded(&best_rows), Free());
+  m.def("draw_rows", recorded(&draw_rows), Free());
+  m.def("score_rows", recorded(&score_rows), Free());
   m.def("penalize_row", &penalize_row, Free());
   m.def("peak_flops", &peak_flops, Free());
   m.def("read_memory", &read_memory, Free());
@@ -53,6 +64,13 @@ NB_MODULE(_C, m) {
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, uintptr_t, int64_t, uintptr_t,
                     int64_t>());
-  m.def("attention", &attention, Free());
+  m.def("attention", recorded_attention(&attention), Free());
   m.def("attention_scratch_bytes", &attention_scratch_bytes);
+  nb::class_<Tape>(m, "Tape")
+      .def(nb::init<>())
+      .def("start", &Tape::start)
+      .def("stop", &Tape::stop)
+      .def("__len__", &Tape::size)
+      .def("replay", &Tape::replay, Free());
+  m.def("kernel_seconds", &kernel_seconds);
 }

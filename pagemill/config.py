@@ -104,6 +104,7 @@ class DeviceConfig:
 
     device: str  # key of the device registry
     num_threads: int  # compute threads of a CPU device
+    enforce_eager: bool = False  # no recorded steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,7 +107,9 @@ class EngineArgs:
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )  # fmt: skip
     logits_processors: list[str] = arg([], "model", "engine-level processors, module:attribute")
-    enforce_eager: bool = arg(False, "model", "no captured graphs (the CPU device captures none)")
+    enforce_eager: bool = arg(
+        False, "model", "no recorded steps: the model's code runs in every one"
+    )
     max_context_len_to_capture: int | None = arg(None, "model", "accepted for vLLM scripts; no graphs are captured")  # fmt: skip
     # -- KV cache
     block_size: int | None = arg(

@@ -1,6 +1,7 @@
 """Attention over the paged cache. A backend is one file here and one line below.
 
-`base` holds the interface; models and the worker import that and `BACKENDS`, never a backend.
+`base` holds the interface; models and the worker import that and `BACKENDS`, never a backend (but for
+`worker.replay`, which repeats the native one's calls).
 """
 
 from __future__ import annotations

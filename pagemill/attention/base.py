@@ -118,12 +118,10 @@ class StepAttention:
         self._backend = backend
         self._specs = specs
         self._kv = kv
-        self._plan = backend.prepare(batch)
+        self.plan: Any = backend.prepare(batch)
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         """Attend in one layer; shapes as `AttentionBackend.forward`."""
-        return self._backend.forward(
-            self._specs[layer], q, k, v, self._kv[layer], self._plan, sinks
-        )
+        return self._backend.forward(self._specs[layer], q, k, v, self._kv[layer], self.plan, sinks)

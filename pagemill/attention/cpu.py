@@ -9,6 +9,7 @@ the cache and attends.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,7 @@ class CPUAttention:
 
     def __init__(self) -> None:
         self._attention = native.required().attention
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self.scratch = torch.empty(0, dtype=torch.uint8)
 
     def allocate_kv(
         self,
@@ -95,8 +96,8 @@ class CPUAttention:
             sinks = sinks.to(torch.float32).contiguous()
         needed = 0
         while True:
-            if needed > self._scratch.numel():
-                self._scratch = torch.empty(needed, dtype=torch.uint8)
+            if needed > self.scratch.numel():
+                self.grow_scratch(needed)
             needed = self._attention(
                 plan.native,
                 spec.num_heads,
@@ -121,11 +122,15 @@ class CPUAttention:
                 k_pool.shape[0],
                 0 if sinks is None else sinks.data_ptr(),
                 out.data_ptr(),
-                self._scratch.data_ptr(),
-                self._scratch.numel(),
+                self.scratch.data_ptr(),
+                self.scratch.numel(),
             )
             if not needed:
                 return out
+
+    def grow_scratch(self, size_bytes: int) -> None:
+        """Replace the scratch memory by a larger piece, which is nobody's temporary."""
+        self.scratch = torch.from_numpy(np.empty(size_bytes, np.uint8))
 
     def peak_bytes(
         self,

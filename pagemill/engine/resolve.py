@@ -275,4 +275,4 @@ def _device(
     if num_threads is None:
         num_threads = device.default_num_threads()
         notes.say("num_threads", num_threads, "the cores at hand, or OMP_NUM_THREADS")
-    return DeviceConfig(device=name, num_threads=num_threads)
+    return DeviceConfig(device=name, num_threads=num_threads, enforce_eager=args.enforce_eager)

@@ -17,6 +17,7 @@ import math
 import torch
 
 from pagemill.attention import BACKENDS
+from pagemill.attention.cpu import CPUAttention
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
 from pagemill.errors import CacheTooSmallError, ConfigError
@@ -24,6 +25,7 @@ from pagemill.memory_plan import MemoryPlan
 from pagemill.models.base import CausalLM
 from pagemill.models.loader import build_meta_model
 from pagemill.sampling import sampler
+from pagemill.worker.replay import arena_bytes
 
 # Flat inputs of one token: ids, positions, slots, owners and their temporaries, int64 each.
 _INPUT_BYTES_PER_TOKEN = 8 * 8
@@ -100,10 +102,11 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backe
         for spec in set(model.attention_specs)
     )
     forward = model.peak_bytes(tokens, 0) + attention
+    recordings = arena_bytes(model) if attention_backend == CPUAttention.name else 0
     after = model.peak_bytes(tokens, seqs) + sampler.peak_bytes(
         config.model.shape.vocab_size, config.device.num_threads
     )
-    return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN
+    return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN + recordings
 
 
 def _num_blocks(config: EngineConfig, free: int, block_bytes: int) -> int:

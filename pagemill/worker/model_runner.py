@@ -7,7 +7,7 @@ through `execute` with a made-up `SchedulerOutput` as well.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from pagemill.models.base import CausalLM
 from pagemill.sampling.row_math import SampleRow
 from pagemill.sampling.sampler import SampledRow, Sampler
 
+Forward = Callable[[Tensor, Tensor, StepAttention], Tensor]
+
 
 class ModelRunner:
     """Holds what a step needs; `execute` runs one."""
@@ -41,9 +43,14 @@ class ModelRunner:
         device: Device,
         *,
         max_logit_rows: int,
+        forward: Forward | None = None,
     ) -> None:
-        """`max_logit_rows` bounds how many rows of logits exist at once; prompts are scored in parts."""
+        """`max_logit_rows` bounds how many rows of logits exist at once; prompts are scored in parts.
+
+        `forward` None is the model's own; one that takes its place gives the same bits.
+        """
         self._model = model
+        self._forward: Forward = forward or model.forward
         self._backend = backend
         self._kv = kv
         self._sampler = sampler
@@ -68,7 +75,7 @@ class ModelRunner:
             self._backend, self._model.attention_specs, self._kv.layers, batch.attention
         )
         prepared = time.perf_counter()
-        hidden = self._model.forward(batch.token_ids, batch.positions, attend)
+        hidden = self._forward(batch.token_ids, batch.positions, attend)
         logits = self._model.logits(hidden[batch.sample_rows]) if len(batch.sampled) else None
         self._device.synchronize()
         computed = time.perf_counter()

@@ -10,6 +10,8 @@ import time
 import torch
 
 from pagemill.attention import BACKENDS
+from pagemill.attention.base import AttentionBackend
+from pagemill.attention.cpu import CPUAttention
 from pagemill.batch.kv_store import KVStore
 from pagemill.checkpoint import open_checkpoint
 from pagemill.config import EngineConfig
@@ -17,11 +19,13 @@ from pagemill.device import DEVICES
 from pagemill.log import get_logger
 from pagemill.memory_plan import MemoryPlan
 from pagemill.messages import SchedulerOutput, StepOutput
+from pagemill.models.blocks import DecoderLM
 from pagemill.models.loader import load_model
 from pagemill.sampling import ROW_MATH
 from pagemill.sampling.sampler import Sampler
 from pagemill.worker.memory import check_fits, plan_memory
 from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.replay import ReplayedForward
 
 logger = get_logger(__name__)
 
@@ -68,6 +72,7 @@ class Worker:
             sampler,
             device,
             max_logit_rows=config.scheduler.max_num_seqs,
+            forward=_replayed(config, model, backend),
         )
 
     @property
@@ -78,3 +83,12 @@ class Worker:
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step."""
         return self._runner.execute(step)
+
+
+def _replayed(
+    config: EngineConfig, model: DecoderLM, backend: AttentionBackend
+) -> ReplayedForward | None:
+    """Return a forward that replays small steps, where all of it is native calls."""
+    if config.device.enforce_eager or not isinstance(backend, CPUAttention):
+        return None
+    return ReplayedForward(model, backend)

@@ -1,0 +1,53 @@
+#include "tape/tape.h"
+
+#include <atomic>
+#include <chrono>
+
+namespace pagemill {
+namespace {
+
+thread_local Tape* recording = nullptr;
+std::atomic<bool> counting{false};
+std::atomic<int64_t> spent_ns{0};
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+Tape* Tape::current() { return recording; }
+
+void Tape::start() {
+  calls_.clear();
+  recording = this;
+}
+
+void Tape::stop() {
+  if (recording == this) recording = nullptr;
+}
+
+int64_t Tape::replay(AttentionPlan& plan, uintptr_t scratch, int64_t scratch_bytes) const {
+  const KernelTimer timer;
+  const ReplayedStep step{&plan, scratch, scratch_bytes};
+  for (const Call& call : calls_) {
+    const int64_t needed = call(step);
+    if (needed != 0) return needed;
+  }
+  return 0;
+}
+
+double kernel_seconds(bool count) {
+  counting.store(count, std::memory_order_relaxed);
+  return static_cast<double>(spent_ns.exchange(0)) * 1e-9;
+}
+
+KernelTimer::KernelTimer() : start_ns_(counting.load(std::memory_order_relaxed) ? now_ns() : 0) {}
+
+KernelTimer::~KernelTimer() {
+  if (start_ns_ != 0) spent_ns += now_ns() - start_ns_;
+}
+
+}  // namespace pagemill

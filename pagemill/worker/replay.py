@@ -1,0 +1,226 @@
+"""Steps of few tokens without Python between the kernels: recorded once, then replayed.
+
+In decoding one sequence, Python would take more time between the native calls than some of them do. So
+the calls of a forward pass, all that lies between the embedding and the last norm, are recorded with the
+addresses they use (csrc/tape), and replayed in one call for every later step of as many tokens:
+
+    embed, angles      plain, in every step; copied to where the recording has them
+    layers, last norm  replayed; attention gets the new step's plan
+    logits, sampling   plain
+
+While it is recorded, a pass gets its temporary tensors from an arena that stays. A recording is used
+only after it has given, from an arena full of NaN, the bits that the plain pass gave: whatever a model
+does between its native calls is noticed, and that model is run plainly. Owned by the worker.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pagemill import native
+from pagemill.attention.base import StepAttention
+from pagemill.attention.cpu import CPUAttention, CPUPlan
+from pagemill.log import get_logger
+from pagemill.models.base import CausalLM
+from pagemill.ops.base import Rotation
+
+logger = get_logger(__name__)
+
+MAX_TOKENS = 16  # of a recorded step: in larger ones Python's share is small
+_SEEN_FIRST = 8  # plain steps of as many tokens before one is recorded: it costs three steps
+_ALIGNMENT = 64
+
+
+class StagedLM(CausalLM, Protocol):
+    """A model whose forward has these parts."""
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the residual stream [num_tokens, hidden]: a fresh tensor."""
+        ...
+
+    def rotations(self, positions: Tensor) -> list[Rotation]:
+        """Return the angles of the step, one object a kind of layer."""
+        ...
+
+    def run(self, x: Tensor, rotations: Sequence[Rotation], attend: StepAttention) -> Tensor:
+        """Return hidden states of the stream x, whose memory may be used."""
+        ...
+
+
+def arena_bytes(model: CausalLM) -> int:
+    """Return the memory that recordings keep: the temporaries of their largest step, and slack."""
+    return 2 * model.peak_bytes(MAX_TOKENS, 0) + (1 << 16)
+
+
+class ReplayedForward:
+    """A model's forward that replays what it can. Its result is valid until the next call."""
+
+    def __init__(self, model: StagedLM, backend: CPUAttention) -> None:
+        self._model = model
+        self._backend = backend
+        self._arena = _Arena(arena_bytes(model))
+        self._seen: Counter[int] = Counter()
+        self._recordings: dict[int, _Recording] = {}
+        self._records = True
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
+        """Return hidden states [num_tokens, hidden], the same bits as the model's own forward."""
+        model, count = self._model, len(token_ids)
+        x, rotations = model.embed(token_ids, positions), model.rotations(positions)
+        recording = self._recordings.get(count)
+        if recording is not None:
+            return recording.replay(x, rotations, attend)
+        if self._records and count <= MAX_TOKENS:
+            self._seen[count] += 1
+            if self._seen[count] > _SEEN_FIRST:
+                return self._record(x, rotations, attend)
+        return model.run(x, rotations, attend)
+
+    @property
+    def recorded_counts(self) -> tuple[int, ...]:
+        """Return the numbers of tokens whose steps are replayed."""
+        return tuple(sorted(self._recordings))
+
+    def _record(self, x: Tensor, rotations: Sequence[Rotation], attend: StepAttention) -> Tensor:
+        """Run plainly, note the calls, and keep them if they do the same again."""
+        recording = _Recording(self._backend, x, rotations)
+        foreign = recording.record(self._model, self._arena, attend)
+        result = recording.hidden.clone()
+        if foreign is None:
+            self._arena.scribble()
+            again = recording.replay(x, rotations, attend)
+            if torch.equal(_bits(again), _bits(result)):
+                self._recordings[len(x)] = recording
+                return result
+            foreign = "something that is neither torch's nor recorded"
+            # The replay may have written other keys and values than the pass.
+            result = self._model.run(x, rotations, attend)
+        self._records = False
+        logger.debug("steps are not replayed: between native calls the model runs %s", foreign)
+        return result
+
+
+class _Recording:
+    """The calls of one pass, and where its inputs and its result are."""
+
+    def __init__(self, backend: CPUAttention, x: Tensor, rotations: Sequence[Rotation]) -> None:
+        self._backend = backend
+        self._tape = native.required().Tape()
+        self._x = x.clone()
+        self._rotations = [Rotation(r.cos.clone(), r.sin.clone(), r.style) for r in rotations]
+        self.hidden = self._x
+
+    def record(self, model: StagedLM, arena: _Arena, attend: StepAttention) -> str | None:
+        """Run the model; return what it did beside native calls, if anything."""
+        with _Watch(arena) as watch:
+            self._tape.start()
+            try:
+                self.hidden = model.run(self._x, self._rotations, attend)
+            finally:
+                self._tape.stop()
+        foreign: str | None = watch.foreign
+        return foreign
+
+    def replay(self, x: Tensor, rotations: Sequence[Rotation], attend: StepAttention) -> Tensor:
+        """Return the hidden states of a step of as many tokens."""
+        plan: CPUPlan = attend.plan
+        for own, new in zip(self._rotations, rotations, strict=True):
+            own.cos.copy_(new.cos)
+            own.sin.copy_(new.sin)
+        while True:
+            self._x.copy_(x)
+            scratch = self._backend.scratch
+            needed = self._tape.replay(plan.native, scratch.data_ptr(), scratch.numel())
+            if not needed:
+                return self.hidden
+            self._backend.grow_scratch(needed)
+
+
+class _Arena:
+    """Memory for the temporary tensors of recorded passes, which all use the same."""
+
+    def __init__(self, size_bytes: int) -> None:
+        # Fresh pages: what is never written takes no memory.
+        self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._size = size_bytes
+        self._used = 0  # high-water mark
+        self._live: list[tuple[int, int, StorageWeakRef]] = []  # start, end; sorted
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return an unfilled tensor where no live one lies, or None when there is no room."""
+        numbers = 1
+        for length in shape:
+            numbers *= length
+        if not numbers:
+            return torch.empty(tuple(shape), dtype=dtype)
+        size = -(-numbers * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self._live = [part for part in self._live if not part[2].expired()]  # type: ignore[no-untyped-call]
+        start = 0
+        for begin, end, _ in self._live:
+            if begin - start >= size:
+                break
+            start = end
+        if start + size > self._size:
+            return None
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=numbers, offset=start)
+        ref = StorageWeakRef(flat.untyped_storage())  # type: ignore[no-untyped-call]
+        self._live.append((start, start + size, ref))
+        self._live.sort(key=lambda part: part[0])
+        self._used = max(self._used, start + size)
+        return flat.view(tuple(shape))
+
+    def scribble(self) -> None:
+        """Fill all that was ever used with NaN, in either dtype."""
+        self._memory[: self._used] = b"\xff" * self._used
+
+    def release(self) -> None:
+        """Let the next pass use all of the memory again."""
+        self._live.clear()
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives tensors from the arena, and notices operations that a recording would leave out."""
+
+    def __init__(self, arena: _Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        arena.release()
+        self._arena = arena
+        self.foreign: str | None = None  # the first such operation
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one torch operation."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.empty.memory_format:
+            tensor = self._arena.empty(args[0], kwargs.get("dtype") or torch.get_default_dtype())
+            if tensor is not None:
+                return tensor
+        result = func(*args, **kwargs)
+        if not (func.is_view and _shares(args[0], result)):
+            self.foreign = self.foreign or str(func)
+        return result
+
+
+def _shares(tensor: Tensor, result: Any) -> bool:
+    """Return whether a result, one tensor or several, is the memory of another."""
+    home = tensor.untyped_storage().data_ptr()
+    results = result if isinstance(result, (list, tuple)) else [result]
+    return all(part.untyped_storage().data_ptr() == home for part in results)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the tensor as whole numbers: NaN equals itself."""
+    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)

@@ -1,0 +1,185 @@
+"""A recorded step gives the plain step's bits, and a model that cannot be recorded runs plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagemill import native
+from pagemill.attention.base import AttentionBatch, StepAttention
+from pagemill.attention.cpu import CPUAttention
+from pagemill.models.loader import load_model
+from pagemill.worker import replay
+from pagemill.worker.replay import MAX_TOKENS, ReplayedForward
+from tests.models.test_loader import _model_type
+from tests.models.tiny import TINY, model_config
+from tests.ops.conftest import needs_extension
+
+pytestmark = needs_extension
+BLOCK_SIZE, NUM_BLOCKS = 16, 64
+# Their feed-forward layers are activated by torch.
+PLAIN = {"gpt2", "opt", "opt-post-norm", "gpt_neox", "gpt_neox-sequential"}
+
+
+class Steps:
+    """One model, and the same steps through its own forward and through recordings."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        config = model_config(
+            {"model_type": _model_type(name), **TINY[name].sizes}, load_format="dummy", dtype=dtype
+        )
+        self.model = load_model(config, device=torch.device("cpu"), checkpoint=None, dense="native")
+        self.vocab = config.shape.vocab_size
+        self.backend = CPUAttention()
+        self.replayed = ReplayedForward(self.model, self.backend)
+        self.caches = [
+            [
+                self.backend.allocate_kv(
+                    spec, NUM_BLOCKS, BLOCK_SIZE, getattr(torch, dtype), torch.device("cpu")
+                )
+                for spec in self.model.attention_specs
+            ]
+            for _ in range(2)
+        ]
+
+    def run(self, counts: list[int], computed: list[int], seed: int) -> tuple[Tensor, Tensor]:
+        """Return the hidden states of both for a step over sequences of four blocks each."""
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, self.vocab, (sum(counts),), generator=generator)
+        tables = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1))
+        tables = tables[: 4 * len(counts)].view(len(counts), 4)
+        positions, slots, starts = [], [], [0]
+        for i, (count, done) in enumerate(zip(counts, computed, strict=True)):
+            here = torch.arange(done, done + count)
+            positions.append(here)
+            slots.append(tables[i, here // BLOCK_SIZE] * BLOCK_SIZE + here % BLOCK_SIZE)
+            starts.append(starts[-1] + count)
+        batch = AttentionBatch(
+            query_starts=tuple(starts), num_computed=tuple(computed), block_tables=tables,
+            slot_mapping=torch.cat(slots), block_size=BLOCK_SIZE,
+        )  # fmt: skip
+        results = []
+        forwards = (self.model.forward, self.replayed)
+        for forward, kv in zip(forwards, self.caches, strict=True):
+            attend = StepAttention(self.backend, self.model.attention_specs, kv, batch)
+            with torch.inference_mode():
+                results.append(forward(ids, torch.cat(positions), attend).clone())
+        return results[0], results[1]
+
+
+def same(pair: tuple[Tensor, Tensor]) -> bool:
+    return torch.equal(*pair)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", TINY)
+def test_a_replayed_step_has_the_plain_steps_bits(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 1)
+    steps = Steps(name, dtype)
+    assert same(steps.run([7, 9], [0, 0], seed=0))  # 16 tokens, plain
+    assert same(steps.run([5, 11], [7, 9], seed=1))  # recorded and checked
+    assert same(steps.run([16], [3], seed=2))  # replayed, over other sequences
+    for i in range(5):
+        assert same(steps.run([1, 1], [12 + i, 20 + i], seed=3 + i))
+    recorded = () if name in PLAIN else (2, 16)
+    assert steps.replayed.recorded_counts == recorded
+    assert all(
+        torch.equal(ours, theirs)
+        for pairs in zip(*steps.caches, strict=True)
+        for ours, theirs in zip(*pairs, strict=True)
+    )
+
+
+def test_steps_of_many_tokens_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 0)
+    steps = Steps("llama", "float32")
+    for _ in range(2):
+        assert same(steps.run([MAX_TOKENS + 1], [0], seed=1))
+    assert steps.replayed.recorded_counts == ()
+
+
+def test_a_step_is_recorded_only_after_some_of_its_size() -> None:
+    steps = Steps("llama", "float32")
+    for i in range(replay._SEEN_FIRST):
+        assert same(steps.run([1], [i], seed=i))
+    assert steps.replayed.recorded_counts == ()
+    assert same(steps.run([1], [replay._SEEN_FIRST], seed=9))
+    assert steps.replayed.recorded_counts == (1,)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    module = native.required()
+    before = module.num_threads()
+    module.set_num_threads(2)
+    yield
+    module.set_num_threads(before)
+
+
+def test_scratch_memory_grows_under_a_recording(
+    monkeypatch: pytest.MonkeyPatch, two_threads: None
+) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 0)
+    steps = Steps("llama", "bfloat16")
+    assert same(steps.run([2], [0], seed=1))
+    assert steps.replayed.recorded_counts == (2,)
+    before = steps.backend.scratch
+    for done in range(2, 60, 2):
+        steps.backend.scratch = torch.empty(0, dtype=torch.uint8)
+        assert same(steps.run([2], [done], seed=done))
+    assert steps.backend.scratch.numel() >= before.numel()
+
+
+class Meddler(torch.nn.Module):
+    """A layer that does something a recording would leave out."""
+
+    def __init__(self, inner: Any, meddle: Any) -> None:
+        super().__init__()
+        self.inner, self.meddle, self.attention = inner, meddle, inner.attention
+
+    def forward(self, x: Tensor, rotation: Any, attend: Any) -> Tensor:
+        return self.meddle(self.inner.forward(x, rotation, attend))
+
+
+def unrecorded(x: Tensor) -> Tensor:
+    """Change memory behind torch's back."""
+    x.numpy()[...] *= 2.0
+    return x
+
+
+@pytest.mark.parametrize("meddle", [lambda x: x + 1.0, lambda x: x.mul_(2.0), unrecorded])
+def test_work_between_native_calls_is_noticed(meddle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 0)
+    steps = Steps("llama", "float32")
+    layers = steps.model.layers
+    layers[0] = Meddler(layers[0], meddle)
+    for i in range(3):
+        assert same(steps.run([3], [3 * i], seed=i))
+    assert steps.replayed.recorded_counts == ()
+
+
+def test_an_engine_replays_unless_told_not_to(tmp_path: Path) -> None:
+    from pagemill.llm import LLM
+    from pagemill.sampling_params import SamplingParams
+    from tests.fakes.fake_model import save_tiny_llama
+
+    folder = save_tiny_llama(tmp_path)
+    said, counts = [], []
+    for eager in (True, False):
+        with LLM(
+            str(folder), max_model_len=96, kv_cache_memory_bytes=1 << 20, enforce_eager=eager
+        ) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=40, logprobs=2)
+            output = llm.generate("The capital", params, use_tqdm=False)[0].outputs[0]
+            said.append((output.token_ids, output.logprobs))
+            forward = llm.llm_engine._executor._worker._runner._forward
+            counts.append(getattr(forward, "recorded_counts", None))
+    assert said[0] == said[1]
+    assert counts == [None, (1,)]
