@@ -81,6 +81,16 @@ def linear_int8(
     n: int,
     k: int,
     bias: int,
+    residual: int,
+    residual_stride: int,
+    out: int,
+    out_stride: int,
+    out_dtype: int,
+    epilogue: int,
+    /,
+) -> None: ...
+def linear_int8_scratch_bytes() -> int: ...
+def peak_int8_ops(rounds: int, /) -> float: ...
 def rms_norm(
     x: int,
     x_stride: int,
@@ -94,12 +104,6 @@ def rms_norm(
     residual_stride: int,
     out: int,
     out_stride: int,
-    out_dtype: int,
-    epilogue: int,
-    /,
-) -> None: ...
-def linear_int8_scratch_bytes() -> int: ...
-def peak_int8_ops(rounds: int, /) -> float: ...
     /,
 ) -> None: ...
 def layer_norm(

@@ -34,17 +34,15 @@ class CPUDevice:
         return host.available_bytes()
 
     def library_bytes(self, dtype: str) -> int:
-        """Return what oneDNN keeps of compiled products, and the native kernels of scratch memory.
+        """Return what the native kernels keep of scratch memory, or oneDNN of compiled products.
 
         oneDNN's float32 products go elsewhere and keep nothing.
         """
-        kept = 0
         if self._native is not None:
             # A model's layers are multiplied by the one or by the other.
-            kept = max(
-                self._native.linear_scratch_bytes(), self._native.linear_int8_scratch_bytes()
-            )
-        return kept + (_KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0)
+            own = self._native
+            return max(int(own.linear_scratch_bytes()), int(own.linear_int8_scratch_bytes()))
+        return _KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0
 
     def default_num_threads(self) -> int:
         """Return OMP_NUM_THREADS if set, else the cores this process may use."""

@@ -19,6 +19,10 @@ class NativeRows:
 
     tells_kept = False
 
+    def peak_bytes(self, num_rows: int, vocab_size: int, num_threads: int) -> int:
+        """Count what a thread keeps of a row: weights, a copy, and keys to sort."""
+        return 16 * min(num_rows, num_threads) * vocab_size
+
     def best(self, logits: Floats) -> tuple[Ids, Floats]:
         """Take the maximum of each block of 256 first."""
         return ops.best_rows(logits)

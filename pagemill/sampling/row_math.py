@@ -46,6 +46,10 @@ class RowMath(Protocol):
 
     tells_kept: bool  # whether `draw` says which ids it kept
 
+    def peak_bytes(self, num_rows: int, vocab_size: int, num_threads: int) -> int:
+        """Return the most temporary memory of one call over so many rows."""
+        ...
+
     def best(self, logits: Floats) -> tuple[Ids, Floats]:
         """Return the first largest entry of each row and its value, NaN where the row has one."""
         ...
@@ -82,6 +86,13 @@ class NumpyRows:
     """A `RowMath` of numpy operations, on a tile of rows at once."""
 
     tells_kept = True
+
+    def peak_bytes(self, num_rows: int, vocab_size: int, num_threads: int) -> int:
+        """Count a tile's weights, and for one row a sort of the whole vocabulary.
+
+        That takes float32 keys, int64 order and ids, and float64 sums.
+        """
+        return (4 * num_rows + 32) * vocab_size
 
     def best(self, logits: Floats) -> tuple[Ids, Floats]:
         """Use argmax, which takes the first of equal entries, and a NaN before anything else."""

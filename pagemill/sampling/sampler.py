@@ -41,14 +41,13 @@ def tile_rows(vocab_size: int) -> int:
     return max(1, _TILE_BYTES // (4 * vocab_size))
 
 
-def peak_bytes(vocab_size: int, num_threads: int = 1) -> int:
+def peak_bytes(vocab_size: int, math: RowMath, num_threads: int) -> int:
     """Return the most temporary memory `Sampler.sample` takes beyond the logits.
 
-    A tile has a copy of the raw logits, the weights or a second copy and its exponentials, and for one
-    row a sort of the whole vocabulary (float32 keys, int64 order and ids, float64 sums). Native threads
-    keep weights, a copy and sorting keys of a row each.
+    A tile has a copy of the raw logits that will change, and one of those that are scored.
     """
-    return 3 * tile_rows(vocab_size) * vocab_size * 4 + (32 + 20 * num_threads) * vocab_size
+    rows = tile_rows(vocab_size)
+    return 2 * rows * vocab_size * 4 + math.peak_bytes(rows, vocab_size, num_threads)
 
 
 class Sampler:

@@ -20,11 +20,12 @@ from pagemill.attention import BACKENDS
 from pagemill.attention.cpu import CPUAttention
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
+from pagemill.device.base import Device
 from pagemill.errors import CacheTooSmallError, ConfigError
 from pagemill.memory_plan import MemoryPlan
 from pagemill.models.base import CausalLM
 from pagemill.models.loader import build_meta_model
-from pagemill.sampling import sampler
+from pagemill.sampling import ROW_MATH, sampler
 from pagemill.worker.replay import arena_bytes
 
 # Flat inputs of one token: ids, positions, slots, owners and their temporaries, int64 each.
@@ -41,7 +42,7 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
     usable = int(available * config.cache.gpu_memory_utilization)
     model = build_meta_model(config.model, dense=device.dense_weights)
     weights = weight_bytes(model)
-    peak = peak_activation_bytes(config, model, device.attention_backend)
+    peak = peak_activation_bytes(config, model, device)
     peak += device.library_bytes(config.model.dtype)
     free = usable - weights - peak
     if config.cache.kv_cache_memory_bytes is not None:
@@ -87,12 +88,12 @@ def weight_bytes(model: CausalLM) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backend: str) -> int:
+def peak_activation_bytes(config: EngineConfig, model: CausalLM, device: Device) -> int:
     """Return the temporary memory of the worst-case step.
 
     The forward pass and the logits with the sampler come one after the other, so the larger counts.
     """
-    backend = BACKENDS.load(attention_backend)()
+    backend = BACKENDS.load(device.attention_backend)()
     tokens = config.scheduler.max_num_batched_tokens
     seqs = min(config.scheduler.max_num_seqs, tokens)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
@@ -102,10 +103,13 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, attention_backe
         for spec in set(model.attention_specs)
     )
     forward = model.peak_bytes(tokens, 0) + attention
-    recordings = arena_bytes(model) if attention_backend == CPUAttention.name else 0
-    after = model.peak_bytes(tokens, seqs) + sampler.peak_bytes(
-        config.model.shape.vocab_size, config.device.num_threads
+    recordings = arena_bytes(model) if isinstance(backend, CPUAttention) else 0
+    sampling = sampler.peak_bytes(
+        config.model.shape.vocab_size,
+        ROW_MATH.load(device.dense_weights)(),
+        config.device.num_threads,
     )
+    after = model.peak_bytes(tokens, seqs) + sampling
     return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN + recordings
 
 

@@ -15,6 +15,7 @@ import dataclasses
 
 import torch
 
+from pagemill import native
 from pagemill.config import EngineConfig
 from pagemill.messages import NewSequence, SamplingSpec, ScheduledSequence, SchedulerOutput
 from pagemill.worker.worker import Worker
@@ -66,8 +67,12 @@ def main(dtype: str) -> None:
     for pair in worker.kv.layers:
         for pool in pair:
             pool.fill_(1.0)  # the pool counts in full, as it will when it is in use
-    for rows in range(1, 160):  # likewise the compiled products that the libraries keep
-        torch.nn.functional.linear(weight.new_ones(rows, weight.shape[1]), weight)
+    # Likewise what kernels come to keep: scratch memory, or compiled products.
+    if native.extension() is None:
+        for rows in range(1, 160):
+            torch.nn.functional.linear(weight.new_ones(rows, weight.shape[1]), weight)
+    else:
+        _fill_scratch(config, worker, weight.dtype)
     worker.execute(worst_step(config, plan.num_blocks))
     planned = plan.weight_bytes + plan.peak_activation_bytes + plan.kv_cache_bytes
     print(
@@ -81,6 +86,24 @@ def main(dtype: str) -> None:
             }
         )
     )
+
+
+def _fill_scratch(config: EngineConfig, worker: Worker, dtype: torch.dtype) -> None:
+    """Write the most scratch memory that attention and linear layers may come to have."""
+    from pagemill.ops import cpu as ops
+
+    backend, model = worker._runner._backend, worker._runner._model
+    tokens, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len
+    spec = model.attention_specs[0]
+    peak = backend.peak_bytes(
+        spec, tokens, config.scheduler.max_num_seqs, longest, dtype, config.cache.block_size
+    )
+    result = tokens * spec.num_heads * spec.head_dim * dtype.itemsize
+    backend.grow_scratch(peak - result)
+    backend.scratch.fill_(1)
+    k = (8 << 20) // (768 * dtype.itemsize) - 64
+    packed = torch.zeros(ops.packed_shape(16, k, dtype), dtype=dtype)
+    ops.linear(torch.ones(768, k, dtype=dtype), packed, 16)
 
 
 def _warm(config: EngineConfig) -> None:
