@@ -1,9 +1,12 @@
-"""Where a step's time goes: 64 sequences of SmolLM2-135M decoding, by part.
+"""Where a step's time goes: sequences of SmolLM2-135M decoding, by part and by language.
 
-    python -m benchmarks.step_overhead
+    python -m benchmarks.step_overhead [--seqs 1,64] [--dtype bfloat16] [--threads 2] [--steps 100]
 
-"execute" holds "prepare", "model" (the forward pass and the logits) and "sample". Everything but the model is
-overhead, printed as its share of the whole step; the total is taken from outside, statistics included.
+For each number of sequences, each way of sampling, and with recorded steps and without (`enforce_eager`),
+all in turn: the milliseconds of a step by part, how many of them passed in native kernels, and the share
+of the rest, which is Python's and torch's. "execute" holds "prepare", "model" (the forward pass and the
+logits) and "sample". The whole step is taken from outside, statistics included. Medians; on a busy
+machine take `--best`: the step with the least total.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ import statistics
 import time
 
 from benchmarks import models
-from pagemill import EngineArgs, LLMEngine, SamplingParams
+from pagemill import EngineArgs, LLMEngine, SamplingParams, native
 from pagemill.messages import StepStats
 
-NUM_SEQS = 64
-NUM_WARM_UP, NUM_STEPS = 20, 100
+NUM_WARM_UP = 20
+SAMPLINGS = ((0.0, 1.0), (0.8, 0.95))  # temperature, top_p
 
 
 class StepRecorder:
@@ -31,49 +34,84 @@ class StepRecorder:
         self.last = stats
 
 
-def measure(dtype: str, temperature: float, top_p: float) -> None:
-    """Run the steps and print the median milliseconds of each part."""
+def make_engine(arguments: argparse.Namespace, eager: bool) -> tuple[LLMEngine, StepRecorder]:
+    """Return an engine and what records its steps."""
     recorder = StepRecorder()
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(model=str(models.smollm2_folder()), dtype=dtype, max_model_len=2048),
-        stat_loggers=[recorder],
-    )
+    args = EngineArgs(
+        model=str(models.smollm2_folder()), dtype=arguments.dtype, max_model_len=2048,
+        num_threads=arguments.threads, enforce_eager=eager, kv_cache_memory_bytes=1 << 30,
+    )  # fmt: skip
+    return LLMEngine.from_engine_args(args, stat_loggers=[recorder]), recorder
+
+
+def measure(
+    engine: LLMEngine, recorder: StepRecorder, num_seqs: int, sampling: tuple[float, float],
+    num_steps: int,
+) -> list[dict[str, float]]:  # fmt: skip
+    """Decode `num_seqs` sequences and return the seconds of each step by part."""
     rng = random.Random(0)
-    for i in range(NUM_SEQS):
+    temperature, top_p = sampling
+    for i in range(num_seqs):
         params = SamplingParams(
             temperature=temperature, top_p=top_p, seed=i, ignore_eos=True,
-            max_tokens=NUM_WARM_UP + NUM_STEPS + 50,
+            max_tokens=NUM_WARM_UP + num_steps + 50,
         )  # fmt: skip
         prompt = {"prompt_token_ids": [rng.randrange(300, 30_000) for _ in range(128)]}
         engine.add_request(str(i), prompt, params)
-    while recorder.last is None or recorder.last.iteration_tokens != NUM_SEQS:
+    while recorder.last is None or recorder.last.iteration_tokens != num_seqs:
         engine.step()
     for _ in range(NUM_WARM_UP):
         engine.step()
-    samples: dict[str, list[float]] = {"total": []}
-    for _ in range(NUM_STEPS):
+    module = native.extension()
+    steps = []
+    for _ in range(num_steps):
+        if module is not None:
+            module.kernel_seconds(True)
         start = time.perf_counter()
         engine.step()
-        samples["total"].append(time.perf_counter() - start)
-        assert recorder.last is not None and recorder.last.iteration_tokens == NUM_SEQS
-        for part, seconds in recorder.last.timings_s.items():
-            samples.setdefault(part, []).append(seconds)
-    engine.shutdown()
-    medians = {part: statistics.median(times) * 1e3 for part, times in samples.items()}
-    total, model = medians.pop("total"), medians["model"]
-    print(f"{dtype}, temperature {temperature}, top_p {top_p}: step {total:.2f} ms")
-    for part, ms in medians.items():
-        print(f"  {part:12s} {ms:8.3f} ms  {100 * ms / total:5.1f} %")
-    print(f"  outside the model: {total - model:.3f} ms, {100 * (total - model) / total:.1f} %")
+        total = time.perf_counter() - start
+        kernels = 0.0 if module is None else module.kernel_seconds(False)
+        assert recorder.last is not None and recorder.last.iteration_tokens == num_seqs
+        steps.append({**recorder.last.timings_s, "total": total, "kernels": kernels})
+    engine.abort_request([str(i) for i in range(num_seqs)])
+    recorder.last = None
+    while engine.has_unfinished_requests():
+        engine.step()
+    return steps
+
+
+def report(steps: list[dict[str, float]], best: bool) -> str:
+    """Return one line."""
+    if best:
+        part_of = min(steps, key=lambda step: step["total"])
+    else:
+        part_of = {part: statistics.median(step[part] for step in steps) for part in steps[0]}
+    ms = {part: seconds * 1e3 for part, seconds in part_of.items()}
+    total, kernels = ms.pop("total"), ms.pop("kernels")
+    parts = "  ".join(f"{part} {value:.2f}" for part, value in ms.items())
+    share = 100 * (total - kernels) / total
+    return (
+        f"step {total:8.2f} ms  kernels {kernels:8.2f}  outside {total - kernels:6.2f} ms = "
+        f"{share:4.1f} %  ({parts})"
+    )
 
 
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="bfloat16")
-    args = parser.parse_args()
-    measure(args.dtype, 0.0, 1.0)
-    measure(args.dtype, 0.8, 0.95)
+    parser.add_argument("--seqs", default="1,64")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--best", action="store_true")
+    arguments = parser.parse_args()
+    engines = {"recorded": make_engine(arguments, False), "eager": make_engine(arguments, True)}
+    for num_seqs in (int(word) for word in arguments.seqs.split(",")):
+        for sampling in SAMPLINGS:
+            print(f"{num_seqs} sequences, temperature {sampling[0]}, top_p {sampling[1]}")
+            for name, (engine, recorder) in engines.items():
+                steps = measure(engine, recorder, num_seqs, sampling, arguments.steps)
+                print(f"  {name:9s} {report(steps, arguments.best)}", flush=True)
 
 
 if __name__ == "__main__":
