@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -59,13 +60,10 @@ def layer_operations(seconds: float) -> None:
                 angles = torch.rand(rows, shape.head_dim // 2)
                 turn = Rotation(angles.cos().to(dtype), angles.sin().to(dtype), "neox")
                 title = f"{str(dtype)[6:]} {rows} x"
-                calls = {
-                    key: lambda ops=ops: ops.rms_norm(x, weight, 1e-6)  # noqa: B023
-                    for key, ops in sides.items()
-                }
+                calls = {key: partial(ops.rms_norm, x, weight, 1e-6) for key, ops in sides.items()}
                 compare(f"rms_norm {title} {hidden}", calls, seconds)
                 calls = {
-                    key: lambda ops=ops: ops.split_heads(qkv, shape, norm, turn)  # noqa: B023
+                    key: partial(ops.split_heads, qkv, shape, norm, turn)
                     for key, ops in sides.items()
                 }
                 name = "norm and rotation" if normed else "rotation"
@@ -81,22 +79,20 @@ def sampling(seconds: float) -> None:
             numbers = np.random.default_rng(0).standard_normal((rows, vocab)) * 2.5
             logits = numbers.astype(np.float32)
             title = f"{rows} x {vocab}"
-            calls = {key: lambda math=math: math.best(logits) for key, math in sides.items()}  # noqa: B023
+            calls = {key: partial(math.best, logits) for key, math in sides.items()}
             compare(f"argmax {title}", calls, seconds)
             highest = logits.max(axis=1)
             for kind in kinds:
                 spec = SamplingSpec(temperature=0.8, seed=1, **kind)
                 of_rows = [SampleRow(spec, np.zeros(9, np.int32), 9, 0, 1)] * rows
                 calls = {
-                    key: lambda math=math: math.draw(logits, highest, range(rows), of_rows)  # noqa: B023
+                    key: partial(math.draw, logits, highest, range(rows), of_rows)
                     for key, math in sides.items()
                 }
                 words = " ".join(f"{k} {v}" for k, v in kind.items()) or "no truncation"
                 compare(f"draw, {words}, {title}", calls, seconds)
             calls = {
-                key: lambda math=math: math.score(
-                    logits, [(7,)] * rows, [20] * rows, normalize=True
-                )  # noqa: B023
+                key: partial(math.score, logits, [(7,)] * rows, [20] * rows, normalize=True)
                 for key, math in sides.items()
             }
             compare(f"logprobs and 20 alternatives {title}", calls, seconds)
