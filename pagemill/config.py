@@ -15,6 +15,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 IN_PROCESS = "in_process"
 
 
+def int8_token_bytes(head_dim: int) -> int:
+    """Return what one head's key or value of one token takes in an int8 cache: codes and a scale."""
+    return -(-head_dim // 4) * 4 + 4
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
     """One attention layer, as far as the KV cache and the memory plan are concerned."""
@@ -42,6 +47,10 @@ class ModelShape:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Return the bytes of K and V that one token needs over all layers."""
+        if dtype == "int8":
+            return sum(
+                2 * layer.num_kv_heads * int8_token_bytes(layer.head_dim) for layer in self.layers
+            )
         elements = sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.layers)
         return elements * DTYPE_BYTES[dtype]
 
@@ -75,7 +84,7 @@ class CacheConfig:
     """The KV cache."""
 
     block_size: int  # tokens a block
-    dtype: str
+    dtype: str  # key of DTYPE_BYTES, or "int8"
     gpu_memory_utilization: float  # share of the memory available at start
     kv_cache_memory_bytes: int | None  # sets the pool outright
     num_blocks: int | None = None  # None until the memory plan is made

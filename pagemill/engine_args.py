@@ -124,7 +124,10 @@ class EngineArgs:
         None, "cache", "bytes of the KV pool, outright (as a flag: 2GiB too)"
     )
     kv_cache_dtype: str = arg(
-        "auto", "cache", "auto: the model's", choices=("auto", "float32", "bfloat16")
+        "auto",
+        "cache",
+        "auto: the model's; int8: nearly half of bfloat16's memory, K and V rounded a token and head",
+        choices=("auto", "float32", "bfloat16", "int8"),
     )
     swap_space: float = arg(
         4.0, "cache", "GiB of host memory for swapped sequences",

@@ -42,6 +42,8 @@ constexpr Table<Getter> kFloats = {
     {portable_f32, PAGEMILL_IF_AVX2(avx2_f32), PAGEMILL_IF_AVX512(avx512_f32), nullptr, nullptr}};
 constexpr Table<Getter> kPairs = {
     {portable_bf16, PAGEMILL_IF_AVX2(avx2_bf16), PAGEMILL_IF_AVX512(avx512_bf16), nullptr, nullptr}};
+constexpr Table<Getter> kCodes = {
+    {portable_int8, PAGEMILL_IF_AVX2(avx2_int8), PAGEMILL_IF_AVX512(avx512_int8), nullptr, nullptr}};
 // Where queries too are bfloat16.
 constexpr Table<Getter> kDots = {{portable_bf16, PAGEMILL_IF_AVX2(avx2_bf16),
                                   PAGEMILL_IF_AVX512(avx512_bf16),
@@ -49,6 +51,7 @@ constexpr Table<Getter> kDots = {{portable_bf16, PAGEMILL_IF_AVX2(avx2_bf16),
 
 const Kernels& choose(const Layer& layer) {
   if (layer.cache_dtype == Dtype::float32) return *pick(kFloats)();
+  if (layer.cache_dtype == Dtype::int8) return *pick(kCodes)();
   return *pick(layer.q_dtype == Dtype::float32 ? kPairs : kDots)();
 }
 
@@ -57,6 +60,10 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 Dtype dtype_of(int number, const char* argument) {
   check(number == 0 || number == 1, kOp, argument, "must be 0 (float32) or 1 (bfloat16)");
   return static_cast<Dtype>(number);
+}
+
+Dtype cache_dtype_of(int number) {
+  return number == 2 ? Dtype::int8 : dtype_of(number, "the cache");
 }
 
 // The units of a step, those with most keys first in each sequence.
@@ -255,7 +262,7 @@ int64_t attention(AttentionPlan& plan, int64_t num_heads, int64_t num_kv_heads, 
   layer.softcap = softcap;
   layer.window = window;
   layer.q_dtype = dtype_of(q_dtype, "q");
-  layer.cache_dtype = dtype_of(cache_dtype, "the cache");
+  layer.cache_dtype = cache_dtype_of(cache_dtype);
   layer.q = reinterpret_cast<const char*>(q);
   layer.q_token = q_token;
   layer.q_head = q_head;

@@ -12,6 +12,17 @@
 // keys stands alone, [16 tokens].) In blocks of other sizes tokens lie one after another, and are
 // brought into tiles when they are read.
 //
+// An int8 pool has codes from -127 to 127 and a float32 scale a token and head, its largest absolute
+// value / 127; a code is value / scale, rounded to nearest even. A head's token takes c + 4 bytes, c
+// being head_dim rounded up to 4, and a tile 16 times as many:
+//
+//   K  [c / 4][16 tokens][4], [16 scales]         V  [4 quads of tokens][head_dim][4], to 16 c,
+//                                                    [16 scales]
+//
+// In other blocks a token is c codes and its scale. A key or value that is not finite has the scale NaN.
+// Queries are not rounded: a code is widened, scores are multiplied with the scales of their keys and
+// weights with those of their values.
+//
 // Exactness: what a row of the result is made of hangs on its own query, the keys that it sees and
 // their absolute positions, and on nothing else (but the instruction set):
 //   - keys are cut into segments of 256 at absolute positions; a segment has its own maximum, its sum of

@@ -55,6 +55,12 @@ struct Ymm {
     return as_floats({_mm256_slli_epi32(x.a, 16), _mm256_slli_epi32(x.b, 16)});
   }
   static PAGEMILL_INLINE F high_half(W x) { return as_floats(and_words(x, set1_words(0xffff0000u))); }
+  // Byte I of each word, as a signed number.
+  template <int I>
+  static PAGEMILL_INLINE F code(W x) {
+    return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x.a, 24 - 8 * I), 24)),
+            _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x.b, 24 - 8 * I), 24))};
+  }
   static PAGEMILL_INLINE F add(F x, F y) {
     return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
   }
@@ -128,6 +134,7 @@ struct Ymm {
 
 const Kernels* avx2_f32() { return kernels<Ymm, Floats>(); }
 const Kernels* avx2_bf16() { return kernels<Ymm, WidePairs>(); }
+const Kernels* avx2_int8() { return kernels<Ymm, Quads>(); }
 
 }  // namespace attention_detail
 }  // namespace pagemill

@@ -1,5 +1,8 @@
 #include "attention/attention_cache.h"
 
+#include <cstring>
+#include <vector>
+
 namespace pagemill {
 namespace attention_detail {
 namespace {
@@ -21,6 +24,74 @@ void copy_pairs(const From* from, To* to, int64_t dim, int64_t pair_step) {
   for (int64_t d = 0; d + 1 < dim; d += 2) {
     convert(from[d], to + d / 2 * pair_step);
     convert(from[d + 1], to + d / 2 * pair_step + 1);
+  }
+}
+
+// Round one head of one token to codes [coded_dim], 0 past head_dim, and return their scale.
+template <class From>
+float round_codes(const From* from, int64_t dim, int64_t padded, int8_t* codes) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: leaves a whole number in the low bits
+  uint32_t largest = 0;                  // as bits, which rise as absolute values do
+  for (int64_t d = 0; d < dim; ++d) {
+    float x;
+    convert(from[d], &x);
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits &= 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  float scale;
+  std::memcpy(&scale, &largest, sizeof scale);
+  scale = largest < 0x7f800000u ? scale / 127.0f : __builtin_nanf("");
+  std::memset(codes, 0, static_cast<size_t>(padded));
+  if (!(scale > 0.0f)) return scale;
+  for (int64_t d = 0; d < dim; ++d) {
+    float x;
+    convert(from[d], &x);
+    x /= scale;
+    x = x < -127.0f ? -127.0f : (x > 127.0f ? 127.0f : x);
+    x += kRound;
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    codes[d] = static_cast<int8_t>(bits & 0xffu);
+  }
+  return scale;
+}
+
+template <class From>
+void write_codes(const Layer& layer, const Fresh& keys, const Fresh& values, char* k_pool,
+                 char* v_pool, const int64_t* slots, int64_t first, int64_t last) {
+  const int64_t dim = layer.head_dim, size = layer.block_size, padded = layer.coded_dim();
+  std::vector<int8_t> codes(static_cast<size_t>(padded));
+  for (int64_t token = first; token < last; ++token) {
+    const int64_t block = slots[token] / size, offset = slots[token] % size;
+    for (int64_t head = 0; head < layer.num_kv_heads; ++head) {
+      const int64_t home = (block * layer.num_kv_heads + head) * size * layer.token_bytes();
+      const int64_t lane = offset % kTileKeys;
+      for (const bool is_key : {true, false}) {
+        const Fresh& fresh = is_key ? keys : values;
+        const From* from =
+            reinterpret_cast<const From*>(fresh.data) + token * fresh.token + head * fresh.head;
+        const float scale = round_codes(from, dim, padded, codes.data());
+        char* to = (is_key ? k_pool : v_pool) + home;
+        if (!layer.tiled()) {
+          to += offset * layer.token_bytes();
+          std::memcpy(to, codes.data(), static_cast<size_t>(padded));
+          std::memcpy(to + padded, &scale, sizeof scale);
+          continue;
+        }
+        to += offset / kTileKeys * layer.tile_bytes();
+        std::memcpy(to + kTileKeys * padded + lane * 4, &scale, sizeof scale);
+        if (is_key) {
+          for (int64_t d = 0; d < padded; d += 4)
+            std::memcpy(to + d * kTileKeys + lane * 4, &codes[static_cast<size_t>(d)], 4);
+        } else {
+          for (int64_t d = 0; d < dim; ++d)
+            to[(lane / 4 * dim + d) * 4 + lane % 4] =
+                static_cast<char>(codes[static_cast<size_t>(d)]);
+        }
+      }
+    }
   }
 }
 
@@ -57,7 +128,9 @@ void write(const Layer& layer, const Fresh& keys, const Fresh& values, To* k_poo
 template <class From>
 void write_from(const Layer& layer, const Fresh& keys, const Fresh& values, char* k_pool,
                 char* v_pool, const int64_t* slots, int64_t first, int64_t last) {
-  if (layer.cache_dtype == Dtype::float32)
+  if (layer.cache_dtype == Dtype::int8)
+    write_codes<From>(layer, keys, values, k_pool, v_pool, slots, first, last);
+  else if (layer.cache_dtype == Dtype::float32)
     write<From>(layer, keys, values, reinterpret_cast<float*>(k_pool),
                 reinterpret_cast<float*>(v_pool), slots, first, last);
   else

@@ -19,6 +19,7 @@ PAGEMILL_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 template <class V>
 struct Floats {
   static constexpr int kWidth = 1;  // keys, or elements, of a word
+  static constexpr bool kScaled = false;
   struct Operand {
     float x;
   };
@@ -40,6 +41,7 @@ struct Floats {
 template <class V>
 struct WidePairs {
   static constexpr int kWidth = 2;
+  static constexpr bool kScaled = false;
   struct Operand {
     float even, odd;
   };
@@ -64,6 +66,7 @@ struct WidePairs {
 template <class V>
 struct DotPairs {
   static constexpr int kWidth = 2;
+  static constexpr bool kScaled = false;
   struct Operand {
     bf16 even, odd;
   };
@@ -79,6 +82,37 @@ struct DotPairs {
   using Weight = bf16;
   static PAGEMILL_INLINE typename V::F store_weights(Weight* to, typename V::F p) {
     return V::store_bf16(to, p);
+  }
+};
+
+// int8 caches, four codes a word, widened: products and sums are those of float32. A tile ends in the
+// scales of its 16 tokens, which multiply scores and weights.
+template <class V>
+struct Quads {
+  static constexpr int kWidth = 4;
+  static constexpr bool kScaled = true;
+  struct Operand {
+    float x[4];
+  };
+  struct Split {
+    typename V::F x[4];
+  };
+  static PAGEMILL_INLINE Split split(typename V::W w) {
+    return {{V::template code<0>(w), V::template code<1>(w), V::template code<2>(w),
+             V::template code<3>(w)}};
+  }
+  static PAGEMILL_INLINE typename V::F fma(const Split& w, const Operand* x, typename V::F sum) {
+    for (int i = 0; i < 4; ++i) sum = V::fma(w.x[i], V::set1(x->x[i]), sum);
+    return sum;
+  }
+  static PAGEMILL_INLINE Operand operand(const float* x) { return {{x[0], x[1], x[2], x[3]}}; }
+  static PAGEMILL_INLINE Operand operand(const bf16* x) {
+    return {{to_float(x[0]), to_float(x[1]), to_float(x[2]), to_float(x[3])}};
+  }
+  using Weight = float;
+  static PAGEMILL_INLINE typename V::F store_weights(Weight* to, typename V::F p) {
+    V::store(to, p);
+    return p;
   }
 };
 
@@ -124,7 +158,8 @@ PAGEMILL_INLINE void score_tiles(const typename K::Operand* q, const char* const
   typename V::F sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sums[r][c] = V::zero();
-  const int words = head_dim / K::kWidth;
+  // Codes are padded to whole words.
+  const int words = (K::kScaled ? head_dim + K::kWidth - 1 : head_dim) / K::kWidth;
   for (int i = 0; i < words; ++i) {
     for (int c = 0; c < C; ++c) {
       if (Ahead) __builtin_prefetch(v[c] + i * 64);
@@ -197,7 +232,7 @@ void sum_rows(const typename K::Weight* p, const char* const* v, int first, int 
                            static_cast<int>(least(16, head_dim - d)), o + d, stride);
 }
 
-// The same for keys [first, last) of one row, of which a pair may be cut: the hidden key's value counts
+// The same for keys [first, last) of one row, of which a word may be cut: the hidden keys' values count
 // as 0, whatever stands there.
 template <class V, class K>
 void sum_few(const typename K::Weight* p, const char* const* v, int first, int last, int head_dim,
@@ -209,9 +244,11 @@ void sum_few(const typename K::Weight* p, const char* const* v, int first, int l
     const int lanes = static_cast<int>(least(16, head_dim - d));
     typename V::F sum = V::load(o + d);
     for (int j = from; j < to; ++j) {
+      constexpr int kBits = 32 / K::kWidth;
       uint32_t seen = 0xffffffffu;
-      if (K::kWidth == 2 && 2 * j < first) seen &= 0xffff0000u;
-      if (K::kWidth == 2 && 2 * j + 1 >= last) seen &= 0x0000ffffu;
+      for (int i = 0; K::kWidth > 1 && i < K::kWidth; ++i)
+        if (K::kWidth * j + i < first || K::kWidth * j + i >= last)
+          seen &= ~(((uint32_t{1} << (kBits % 32)) - 1) << (i * kBits));
       const char* row = v[j / kTileWords] + (j % kTileWords) * (head_dim * 4) + d * 4;
       const auto w = V::and_words(V::load_words_to(row, lanes), V::set1_words(seen));
       sum = K::fma(K::split(w), x + j, sum);
@@ -319,8 +356,10 @@ class Attend {
   void pack_row(const T* q, Operand* to, int64_t stride) const {
     const int64_t whole = layer_.head_dim / K::kWidth;
     for (int64_t i = 0; i < whole; ++i) to[i * stride] = K::operand(q + i * K::kWidth);
-    if (layer_.head_dim % K::kWidth != 0) {
-      const T last[2] = {q[layer_.head_dim - 1], T{}};
+    const int64_t rest = layer_.head_dim % K::kWidth;
+    if (rest != 0) {
+      T last[4] = {};
+      for (int64_t i = 0; i < rest; ++i) last[i] = q[whole * K::kWidth + i];
       to[whole * stride] = K::operand(last);
     }
   }
@@ -328,7 +367,7 @@ class Attend {
   // Point k_ and v_ at the tiles of a segment that some row of the unit sees.
   void find_tiles(int64_t segment) {
     const int64_t low = visible(0, segment).first, high = visible(unit_.rows - 1, segment).last;
-    const int64_t tile_bytes = kTileKeys * layer_.head_dim * layer_.item();
+    const int64_t tile_bytes = layer_.tile_bytes();
     if (!layer_.tiled()) {
       for (int t = 0; t < kSegmentTiles; ++t) {
         k_[t] = gathered_ + t * tile_bytes;
@@ -352,17 +391,33 @@ class Attend {
     const int64_t dim = layer_.head_dim, item = layer_.item();
     const int64_t head =
         unit_.blocks[position / layer_.block_size] * layer_.num_kv_heads + unit_.kv_head;
-    const int64_t at = (head * layer_.block_size + position % layer_.block_size) * dim * item;
+    const int64_t at =
+        (head * layer_.block_size + position % layer_.block_size) * layer_.token_bytes();
     char* k = const_cast<char*>(k_[key / kTileKeys]);
     char* v = const_cast<char*>(v_[key / kTileKeys]);
     store_key(layer_.k_pool + at, k, key % kTileKeys, dim, item);
     store_value(layer_.v_pool + at, v, key % kTileKeys, dim, item);
+    if (K::kScaled) {
+      const int64_t codes = layer_.coded_dim(), scale = kTileKeys * codes + key % kTileKeys * 4;
+      std::memcpy(k + scale, layer_.k_pool + at + codes, 4);
+      std::memcpy(v + scale, layer_.v_pool + at + codes, 4);
+    }
+  }
+
+  // The scales of a tile's tokens.
+  F scales(const char* tile) const {
+    return V::load(reinterpret_cast<const float*>(tile + kTileKeys * layer_.coded_dim()));
   }
 
   static void store_key(const char* from, char* tile, int64_t key, int64_t dim, int64_t item) {
     if (item == 4) {
       for (int64_t d = 0; d < dim; ++d)
         std::memcpy(tile + (d * kTileKeys + key) * 4, from + d * 4, 4);
+      return;
+    }
+    if (item == 1) {
+      for (int64_t d = 0; d < dim; d += 4)
+        std::memcpy(tile + d * kTileKeys + key * 4, from + d, 4);
       return;
     }
     for (int64_t d = 0; d + 1 < dim; d += 2)
@@ -374,6 +429,10 @@ class Attend {
   static void store_value(const char* from, char* tile, int64_t key, int64_t dim, int64_t item) {
     if (item == 4) {
       std::memcpy(tile + key * dim * 4, from, static_cast<size_t>(dim) * 4);
+      return;
+    }
+    if (item == 1) {
+      for (int64_t d = 0; d < dim; ++d) tile[(key / 4 * dim + d) * 4 + key % 4] = from[d];
       return;
     }
     char* to = tile + (key / 2 * dim * 2 + key % 2) * 2;
@@ -421,7 +480,9 @@ class Attend {
     const F scale = V::set1(layer_.scale), lowest = V::set1(-__builtin_inff());
     F best = lowest;
     for (int64_t t = from; t < to; ++t) {
-      F x = V::mul(V::load(s + t * kTileKeys), scale);
+      F x = V::load(s + t * kTileKeys);
+      if (K::kScaled) x = V::mul(x, scales(k_[t]));
+      x = V::mul(x, scale);
       if (layer_.softcap != 0.0f) x = cap(x);
       if (cut(t, seen)) x = keep(x, t, seen, lowest);
       V::store(s + t * kTileKeys, x);
@@ -433,6 +494,14 @@ class Attend {
     for (int64_t t = from; t < to; ++t) {
       F x = exp<V>(V::sub(V::load(s + t * kTileKeys), high));
       if (cut(t, seen)) x = keep(x, t, seen, V::zero());
+      if (K::kScaled) {
+        // What stands for the scale of a token that is not seen may be anything.
+        F scaled = V::mul(x, scales(v_[t]));
+        if (cut(t, seen)) scaled = keep(scaled, t, seen, V::zero());
+        K::store_weights(p + t * kTileKeys, scaled);
+        sum = V::add(sum, x);
+        continue;
+      }
       sum = V::add(sum, K::store_weights(p + t * kTileKeys, x));
     }
     *total = V::reduce_add(sum);

@@ -32,6 +32,11 @@ struct Portable {
   static PAGEMILL_INLINE F as_floats(W x) { return (F)x; }
   static PAGEMILL_INLINE F low_half(W x) { return (F)(x << 16); }
   static PAGEMILL_INLINE F high_half(W x) { return (F)(x & 0xffff0000u); }
+  // Byte I of each word, as a signed number.
+  template <int I>
+  static PAGEMILL_INLINE F code(W x) {
+    return __builtin_convertvector((Mask)(x << (24 - 8 * I)) >> 24, F);
+  }
   static PAGEMILL_INLINE F add(F a, F b) { return a + b; }
   static PAGEMILL_INLINE F sub(F a, F b) { return a - b; }
   static PAGEMILL_INLINE F mul(F a, F b) { return a * b; }
@@ -86,6 +91,7 @@ struct Portable {
 
 const Kernels* portable_f32() { return kernels<Portable, Floats>(); }
 const Kernels* portable_bf16() { return kernels<Portable, WidePairs>(); }
+const Kernels* portable_int8() { return kernels<Portable, Quads>(); }
 
 }  // namespace attention_detail
 }  // namespace pagemill

@@ -29,7 +29,16 @@ struct Layer {
   char* out;                // [num_tokens, num_heads, head_dim] of q_dtype
 
   PAGEMILL_INLINE int64_t group() const { return num_heads / num_kv_heads; }
-  PAGEMILL_INLINE int64_t item() const { return cache_dtype == Dtype::float32 ? 4 : 2; }
+  PAGEMILL_INLINE int64_t item() const {
+    return cache_dtype == Dtype::float32 ? 4 : cache_dtype == Dtype::bfloat16 ? 2 : 1;
+  }
+  // int8 caches: codes of a token, in whole words.
+  PAGEMILL_INLINE int64_t coded_dim() const { return (head_dim + 3) / 4 * 4; }
+  // One head's key or value of one token, its scale included.
+  PAGEMILL_INLINE int64_t token_bytes() const {
+    return cache_dtype == Dtype::int8 ? coded_dim() + 4 : head_dim * item();
+  }
+  PAGEMILL_INLINE int64_t tile_bytes() const { return kTileKeys * token_bytes(); }
   PAGEMILL_INLINE int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
   PAGEMILL_INLINE bool tiled() const { return block_size % kTileKeys == 0; }
 };
@@ -63,13 +72,14 @@ PAGEMILL_INLINE int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64;
 // rows, a segment's values, running values and sums, and a segment's K and V where they are gathered.
 PAGEMILL_INLINE int64_t unit_scratch_bytes(int64_t head_dim, int64_t block_size, int64_t rows) {
   const int64_t dim = (head_dim + 15) / 16 * 16;
-  const int64_t gathered = block_size % kTileKeys == 0 ? 0 : 2 * kSegmentKeys * head_dim * 4;
+  // (An int8 token has up to three codes more than elements, and a scale.)
+  const int64_t gathered = block_size % kTileKeys == 0 ? 0 : 2 * kSegmentKeys * (head_dim + 2) * 4;
   return round_up(rows * (dim + 16) * 4) + kMostRows * kSegmentKeys * 6 + kMostRows * dim * 4 +
          round_up(rows * dim * 4) + 2 * round_up((rows + 16) * 4) + round_up(gathered) + 1024;
 }
 
 // The paths' kernels, by how they take numbers: float32 caches; bfloat16 caches widened; bfloat16 caches
-// and queries by dot products of pairs.
+// and queries by dot products of pairs; int8 caches widened.
 const Kernels* portable_f32();
 const Kernels* portable_bf16();
 const Kernels* avx2_f32();
@@ -77,6 +87,9 @@ const Kernels* avx2_bf16();
 const Kernels* avx512_f32();
 const Kernels* avx512_bf16();
 const Kernels* avx512_bf16_pairs();
+const Kernels* portable_int8();
+const Kernels* avx2_int8();
+const Kernels* avx512_int8();
 
 }  // namespace attention_detail
 }  // namespace pagemill

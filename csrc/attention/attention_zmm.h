@@ -35,6 +35,11 @@ struct Zmm {
   static PAGEMILL_INLINE F high_half(W x) {
     return _mm512_castsi512_ps(_mm512_and_si512(x, set1_words(0xffff0000u)));
   }
+  // Byte I of each word, as a signed number.
+  template <int I>
+  static PAGEMILL_INLINE F code(W x) {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * I), 24));
+  }
   static PAGEMILL_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
   static PAGEMILL_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static PAGEMILL_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }

@@ -12,8 +12,8 @@ namespace pagemill {
 // The bits of a bfloat16 number.
 using bf16 = uint16_t;
 
-// The element types that Python names by number.
-enum class Dtype : int { float32 = 0, bfloat16 = 1 };
+// The element types that Python names by number; int8 is one of caches alone.
+enum class Dtype : int { float32 = 0, bfloat16 = 1, int8 = 2 };
 
 static inline float to_float(bf16 x) {
   const uint32_t bits = static_cast<uint32_t>(x) << 16;

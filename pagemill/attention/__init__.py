@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
-from pagemill.attention.base import AttentionBackend
+from typing import TYPE_CHECKING
+
 from pagemill.registry import Registry
+
+if TYPE_CHECKING:
+    from pagemill.attention.base import AttentionBackend
 
 BACKENDS: Registry[type[AttentionBackend]] = Registry(
     "attention backend",

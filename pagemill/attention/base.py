@@ -56,6 +56,7 @@ class AttentionBackend(Protocol):
     """Attention over a paged cache: prefill, decode and mixed steps in one call."""
 
     name: str
+    cache_dtypes: tuple[str, ...]  # that `allocate_kv` knows
 
     def allocate_kv(
         self,

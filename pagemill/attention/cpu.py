@@ -15,10 +15,12 @@ from torch import Tensor
 
 from pagemill import native
 from pagemill.attention.base import AttentionBatch, AttentionSpec
+from pagemill.config import int8_token_bytes
 from pagemill.device import host
 from pagemill.device.host_memory import lazy_zeros
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_CACHE_DTYPES = {**_DTYPES, torch.int8: 2}
 
 
 class CPUPlan:
@@ -47,6 +49,7 @@ class CPUAttention:
     """The native backend of CPUs. Its scratch memory is kept from call to call."""
 
     name = "cpu"
+    cache_dtypes = ("float32", "bfloat16", "int8")
 
     def __init__(self) -> None:
         self._attention = native.required().attention
@@ -62,11 +65,13 @@ class CPUAttention:
     ) -> tuple[Tensor, Tensor]:
         """Return zeroed K and V pools, each num_blocks * num_kv_heads * block_size * head_dim numbers.
 
-        What stands where inside a block is the kernels' own affair.
+        What stands where inside a block is the kernels' own affair. In int8 a head's token takes
+        `int8_token_bytes`, its scale among them, so that a block moves as one.
         """
         assert device.type == "cpu"
-        assert dtype in _DTYPES
-        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        assert dtype in _CACHE_DTYPES
+        width = int8_token_bytes(spec.head_dim) if dtype == torch.int8 else spec.head_dim
+        shape = (num_blocks, spec.num_kv_heads, block_size, width)
         return lazy_zeros(shape, dtype), lazy_zeros(shape, dtype)
 
     def prepare(self, batch: AttentionBatch) -> CPUPlan:
@@ -107,7 +112,7 @@ class CPUAttention:
                 spec.logit_softcap or 0.0,
                 spec.sliding_window or 0,
                 _DTYPES[q.dtype],
-                _DTYPES[k_pool.dtype],
+                _CACHE_DTYPES[k_pool.dtype],
                 q.data_ptr(),
                 q_token,
                 q_head,

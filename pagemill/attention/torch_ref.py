@@ -80,6 +80,7 @@ class TorchAttention:
     """The plain-torch backend."""
 
     name = "torch"
+    cache_dtypes = ("float32", "bfloat16")
 
     def allocate_kv(
         self,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagemill import env, native
+from pagemill.attention import BACKENDS
 from pagemill.checkpoint import checkpoint_format, locate, read_configs
 from pagemill.config import (
     IN_PROCESS,
@@ -228,6 +229,13 @@ def _cache(args: EngineArgs, model: ModelConfig, device: Device, notes: _Notes) 
     if dtype == "auto":
         dtype = model.dtype
         notes.say("kv_cache_dtype", dtype, "the model's dtype")
+    known = BACKENDS.load(device.attention_backend).cache_dtypes
+    if dtype not in known:
+        raise ConfigError(
+            f"kv_cache_dtype is {dtype!r}, which the {device.attention_backend!r} attention backend does "
+            f"not keep (it needs the native kernels; see the line about them); choose one of "
+            f"{', '.join(known)}"
+        )
     return CacheConfig(
         block_size=block_size,
         dtype=dtype,

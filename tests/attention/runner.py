@@ -41,7 +41,8 @@ class Cache:
         self.kv = backend.allocate_kv(spec, num_blocks, block_size, dtype, torch.device("cpu"))
         for pool in self.kv:
             assert pool.shape[0] == num_blocks
-            pool.fill_(float("nan"))
+            # Of an int8 pool, scales that are NaN.
+            pool.fill_(-1 if dtype == torch.int8 else float("nan"))
         self.free: list[int] = torch.randperm(num_blocks, generator=self.rng).tolist()
         self.dtype = dtype
 

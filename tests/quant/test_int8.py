@@ -183,17 +183,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def answers(folder: Path, prompts: list[list[int]], **fields: Any) -> list[Any]:
+def answers(folder: Path, *, together: bool = True, **fields: Any) -> list[Any]:
+    """Return what is said to each prompt, given all at once or one after the other."""
     params = SamplingParams(
         temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=3, prompt_logprobs=1,
         detokenize=False,
     )  # fmt: skip
+    values = {"num_threads": 1, **fields}
     with LLM(
         str(folder), skip_tokenizer_init=True, quantization="int8", max_model_len=96,
-        kv_cache_memory_bytes=1 << 20, disable_log_stats=True, **fields,
+        kv_cache_memory_bytes=1 << 20, disable_log_stats=True, **values,
     ) as llm:  # fmt: skip
         return [
             (output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs)
+            for prompts in ([PROMPTS] if together else [[prompt] for prompt in PROMPTS])
             for output in llm.generate(prompts, params, use_tqdm=False)
         ]
 
@@ -201,9 +204,9 @@ def answers(folder: Path, prompts: list[list[int]], **fields: Any) -> list[Any]:
 @needs_extension
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_and_logprobs_are_equal_in_any_batch_and_chunks(folder: Path, dtype: str) -> None:
-    alone = [answers(folder, [prompt], dtype=dtype)[0] for prompt in PROMPTS]
-    for fields in ({}, {"max_num_batched_tokens": 7}, {"max_num_seqs": 2, "num_threads": 1}):
-        assert answers(folder, PROMPTS, dtype=dtype, **fields) == alone
+    alone = answers(folder, together=False, dtype=dtype)
+    for fields in ({"num_threads": 2}, {"max_num_batched_tokens": 7}, {"max_num_seqs": 2}):
+        assert answers(folder, dtype=dtype, **fields) == alone
 
 
 # ---------------------------------------------------------------- memory
