@@ -19,6 +19,7 @@
 #include "sampling/sampling.h"
 #include "softcap/softcap.h"
 #include "tape/tape.h"
+#include "qlinear/qlinear.h"
 
 namespace nb = nanobind;
 
@@ -52,6 +53,12 @@ NB_MODULE(_C, m) {
   m.def("peak_flops", &peak_flops, Free());
   m.def("read_memory", &read_memory, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);
+  nb::class_<QMatrix>(m, "QMatrix")
+      .def(nb::init<int, int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, int,
+                    uintptr_t, const std::vector<int>&>());
+  m.def("qlinear", &qlinear, Free());
+  m.def("qlinear_rows", &qlinear_rows, Free());
+  m.def("qlinear_scratch_bytes", &qlinear_scratch_bytes);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, uintptr_t, int64_t, uintptr_t,
                     int64_t>());

@@ -175,6 +175,41 @@ def penalize_row(
 ) -> None: ...
 def soft_cap(x: int, count: int, cap: float, /) -> None: ...
 
+class QMatrix:
+    def __init__(
+        self,
+        codec: int,
+        group: int,
+        n: int,
+        k: int,
+        parts: int,
+        codes: int,
+        scales: int,
+        offsets: int,
+        offset: int,
+        multipliers: int,
+        table: Sequence[int],
+        /,
+    ) -> None: ...
+
+def qlinear(
+    matrix: QMatrix,
+    x: int,
+    x_stride: int,
+    m: int,
+    dtype: int,
+    bias: int,
+    residual: int,
+    residual_stride: int,
+    out: int,
+    out_stride: int,
+    out_dtype: int,
+    epilogue: int,
+    /,
+) -> None: ...
+def qlinear_rows(matrix: QMatrix, ids: int, count: int, out: int, dtype: int, /) -> None: ...
+def qlinear_scratch_bytes() -> int: ...
+
 class AttentionPlan:
     def __init__(
         self,

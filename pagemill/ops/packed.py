@@ -112,7 +112,7 @@ class PackedMatrix:
         """Return the rows of the tiles [count] int64 as they lie: [count * 16, in_features] float32."""
         values = _values(self.format, _spread(self.codes[tiles], self.format.code_bits))
         columns = values.shape[1]
-        group = min(self.format.group, columns)
+        group = columns if self.scales.shape[1] == 1 else self.format.group
 
         def per_input(numbers: Tensor) -> Tensor:
             rows = numbers[tiles].transpose(1, 2).reshape(-1, numbers.shape[1]).float()
@@ -157,6 +157,8 @@ def unfilled(
 
 def num_groups(group: int, in_features: int) -> int:
     """Return the scales of an output, those of padding to whole tiles included."""
+    if group >= in_features:
+        return 1
     return -(-(-(-in_features // DEPTH) * DEPTH) // group)
 
 

@@ -41,7 +41,11 @@ __all__ = [
 
 def make_product(matrix: PackedMatrix) -> Product:
     """Return the matrix with the fastest arithmetic there is for it."""
-    return ReferenceProduct(matrix)
+    if native.extension() is None:
+        return ReferenceProduct(matrix)
+    from pagemill.ops.cpu_quant import NativeProduct  # it needs the extension
+
+    return NativeProduct(matrix)
 
 
 def unfilled_for(
