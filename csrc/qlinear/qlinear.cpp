@@ -214,7 +214,7 @@ void run_part(const Call& call, const Rows& rows, const Room& room, const Part& 
   const int64_t into_group = part.first % matrix.group_halves;
   const int64_t slot = rows.step * call.half_bytes(), width = part.tiles * kTile;
   const char* a = rows.a + part.first / rows.step * rows.count * slot;
-  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows : kernels.max_rows);
+  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows[call.pairs] : kernels.max_rows);
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t row = part_start(rows.count, groups, g);
     const int m = static_cast<int>(part_start(rows.count, groups, g + 1) - row);
@@ -244,8 +244,8 @@ void run_part(const Call& call, const Rows& rows, const Room& room, const Part& 
 // The tiles first..last: column groups, blocks of k, row groups, from the outside in.
 void run_tiles(const Call& call, const Rows& rows, const Room& room, int64_t first, int64_t last) {
   const Kernels& kernels = *call.kernels;
-  const bool direct = rows.count <= kernels.direct_rows;
-  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows : kernels.max_rows);
+  const bool direct = rows.count <= kernels.direct_rows[call.pairs];
+  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows[call.pairs] : kernels.max_rows);
   const int64_t most = ceil_div(rows.count, groups);
   int64_t widest = kernels.max_tiles[call.pairs][most] / call.unit * call.unit;
   if (widest == 0) widest = call.unit;
@@ -273,7 +273,7 @@ Sizes sizes_of(const Call& call, int64_t rows, int64_t step, bool in_place) {
   s.totals = align(rows * kMaxTiles * kTile * 4);
   // Groups that lie across the edges of blocks.
   s.partial = steps > 1 && step % matrix.group_halves != 0 ? s.totals : 0;
-  s.decoded = rows <= call.kernels->direct_rows
+  s.decoded = rows <= call.kernels->direct_rows[call.pairs]
                   ? 0
                   : align(kMaxTiles * step * call.decoded_bytes());
   return s;
@@ -282,7 +282,7 @@ Sizes sizes_of(const Call& call, int64_t rows, int64_t step, bool in_place) {
 void run_chunk(const Call& call, Scratch& scratch, int64_t start, int64_t count) {
   const QMatrix& matrix = *call.matrix;
   // One row needs no blocks of k, and in its own type lies as it should.
-  const int64_t step = count == 1 && call.kernels->direct_rows >= 1 ? call.halves() : kStepHalves;
+  const int64_t step = count == 1 ? call.halves() : kStepHalves;
   const bool in_place =
       count == 1 && matrix.k == call.halves() * kHalf && (call.pairs || is_float(call.dtype));
   const Sizes sizes = sizes_of(call, count, step, in_place);

@@ -8,7 +8,7 @@ namespace {
 // 16 registers: up to 12 sums, 2 of weights, one of activations.
 struct V {
   using Vec = __m256;
-  static constexpr int kLanes = 8, kMaxRowGroup = 6, kDirectRows = 1;
+  static constexpr int kLanes = 8, kMaxRowGroup = 6, kDirectRows = 1, kDirectWideRows = 1;
   static constexpr bool kPairs = false;
   static constexpr int max_wide_tiles(int rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int max_tiles(int rows) { return max_wide_tiles(rows); }
@@ -17,6 +17,9 @@ struct V {
   static PAGEMILL_INLINE void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
   static PAGEMILL_INLINE Vec set1(float x) { return _mm256_set1_ps(x); }
   static PAGEMILL_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  static PAGEMILL_INLINE Of<8>::Words and_xor(Of<8>::Words w, uint32_t mask, uint32_t flip) {
+    return (w & mask) ^ flip;
+  }
   static PAGEMILL_INLINE Vec half(const uint16_t* p) {
     return reinterpret_cast<Vec>(Of<8>::half(p));
   }
@@ -34,7 +37,7 @@ struct V {
     return {look(line), look(line >> 4)};
   }
   static PAGEMILL_INLINE Vec value(const Nibbles& n, int i) {
-    return reinterpret_cast<Vec>(Of<8>::int8_value(i % 2 == 0 ? n.even : n.odd, i / 2));
+    return reinterpret_cast<Vec>(Of<8>::int8_value<V>(i % 2 == 0 ? n.even : n.odd, i / 2));
   }
 };
 

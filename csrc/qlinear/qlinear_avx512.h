@@ -11,7 +11,7 @@ namespace {
 // 32 registers: up to 24 sums, 4 of weights, one of activations.
 struct Wide512 {
   using Vec = __m512;
-  static constexpr int kLanes = 16, kMaxRowGroup = 6, kDirectRows = 3;
+  static constexpr int kLanes = 16, kMaxRowGroup = 6, kDirectRows = 6, kDirectWideRows = 2;
   static constexpr int max_tiles(int) { return 4; }
   static constexpr int max_wide_tiles(int) { return 4; }
   static PAGEMILL_INLINE Vec zero() { return _mm512_setzero_ps(); }
@@ -19,6 +19,12 @@ struct Wide512 {
   static PAGEMILL_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
   static PAGEMILL_INLINE Vec set1(float x) { return _mm512_set1_ps(x); }
   static PAGEMILL_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  static PAGEMILL_INLINE Of<16>::Words and_xor(Of<16>::Words w, uint32_t mask, uint32_t flip) {
+    constexpr int kAndXor = 0x6a;  // (a & b) ^ c
+    return reinterpret_cast<Of<16>::Words>(_mm512_ternarylogic_epi32(
+        reinterpret_cast<__m512i>(w), _mm512_set1_epi32(static_cast<int>(mask)),
+        _mm512_set1_epi32(static_cast<int>(flip)), kAndXor));
+  }
   static PAGEMILL_INLINE Vec half(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }

@@ -44,7 +44,7 @@ using UnpackFn = void (*)(const QMatrix&, const char* codes, int64_t halves, cha
 struct Kernels {
   bool pairs;  // bfloat16 activations stay bfloat16 (else float32)
   int max_rows;     // of a row group over decoded numbers
-  int direct_rows;  // up to here codes are decoded on their way, for every row group anew
+  int direct_rows[2];  // [pairs]: up to here codes are decoded on their way, into registers
   int max_tiles[2][kMaxRows + 1];  // [pairs][rows]: the widest column group; the other width is 1
   MicroFn direct[kCodecs][2][kMaxRows + 1][2];  // [codec][pairs][rows][widest]
   MicroFn decoded[2][kMaxRows + 1][2];          // [pairs][rows][widest]

@@ -2,7 +2,7 @@
 // Included by the qlinear_<isa>.cpp files only; everything is in an unnamed namespace.
 //
 // V gives: Vec (floats), kLanes, zero(), load(float*), store(float*, Vec), set1(float), fma(a, b, c) =
-// a * b + c, half(uint16_t*): kLanes float16 numbers; Nibbles with nibbles(line, matrix) and value(nibbles, i): what
+// a * b + c, half(uint16_t*): kLanes float16 numbers, and_xor(w, mask, flip) = (w & mask) ^ flip; Nibbles with nibbles(line, matrix) and value(nibbles, i): what
 // the nibble i of each word stands for. With kPairs: Raw, raw(p), pair(p): a pair spread over all lanes,
 // dot(c, a, b), and pair_of_nibbles, pair_of_fp8 (see there).
 #pragma once
@@ -25,12 +25,8 @@ struct Vectors;
   template <>                                                               \
   struct Vectors<lanes> {                                                   \
     typedef uint32_t Words __attribute__((vector_size(lanes * 4)));         \
-    typedef int32_t Ints __attribute__((vector_size(lanes * 4)));           \
     typedef float Floats __attribute__((vector_size(lanes * 4)));           \
     typedef uint16_t Halves __attribute__((vector_size(lanes * 2)));        \
-    static PAGEMILL_INLINE Floats floats(Ints v) {                          \
-      return __builtin_convertvector(v, Floats);                            \
-    }                                                                       \
     static PAGEMILL_INLINE Words words(Halves v) {                          \
       return __builtin_convertvector(v, Words);                             \
     }                                                                       \
@@ -43,7 +39,6 @@ PAGEMILL_VECTORS(16)
 template <int kLanes>
 struct Of : Vectors<kLanes> {
   using typename Vectors<kLanes>::Words;
-  using typename Vectors<kLanes>::Ints;
   using typename Vectors<kLanes>::Floats;
   using typename Vectors<kLanes>::Halves;
 
@@ -52,10 +47,13 @@ struct Of : Vectors<kLanes> {
     __builtin_memcpy(&w, p, sizeof w);
     return w;
   }
-  // Byte i of each word, as a signed number.
+  // Byte i of each word, as a signed number: put where a large float32 has its ones, sign flipped.
+  template <class V>
   static PAGEMILL_INLINE Floats int8_value(Words w, int i) {
-    const Ints moved = reinterpret_cast<Ints>(i == 3 ? w : w << (24 - 8 * i));
-    return Vectors<kLanes>::floats(moved >> 24);
+    if (i >= 2) w >>= 16;
+    const Words bits = i % 2 == 0 ? V::and_xor(w, 0xffu, 0x4b000080u)      // 2^23 + 128 + byte
+                                  : V::and_xor(w, 0xff00u, 0x47008000u);  // 2^15 + 128 + byte
+    return reinterpret_cast<Floats>(bits) - (i % 2 == 0 ? 0x1p23f + 128.0f : 0x1p15f + 128.0f);
   }
   // The same as float8 e4m3: its bits in the places of a float32's, which is then 2^120 too small.
   static PAGEMILL_INLINE Floats fp8_value(Words w, int i) {
@@ -102,7 +100,7 @@ struct Bytes {
     const int byte = k % 2 * 2 + k % 4 / 2;
     const auto line = s.lines[k / 4];
     return reinterpret_cast<typename V::Vec>(kFloat ? Of<V::kLanes>::fp8_value(line, byte)
-                                                    : Of<V::kLanes>::int8_value(line, byte));
+                                                    : Of<V::kLanes>::template int8_value<V>(line, byte));
   }
 };
 
@@ -145,8 +143,8 @@ struct BytesPairs {
     const Words line = s.lines[i / 2];
     if constexpr (kFloat) return V::pair_of_fp8(line, i % 2);
     // Whole numbers below 257 fill the upper half of a float32 alone.
-    const Words even = reinterpret_cast<Words>(Of<V::kLanes>::int8_value(line, i % 2));
-    const Words odd = reinterpret_cast<Words>(Of<V::kLanes>::int8_value(line, 2 + i % 2));
+    const Words even = reinterpret_cast<Words>(Of<V::kLanes>::template int8_value<V>(line, i % 2));
+    const Words odd = reinterpret_cast<Words>(Of<V::kLanes>::template int8_value<V>(line, 2 + i % 2));
     return reinterpret_cast<typename V::Raw>((even >> 16) | odd);
   }
 };
@@ -321,7 +319,8 @@ void fill_rows(MicroFn (&to)[kMaxRows + 1][2]) {
 template <class V, class Source, bool kAsPairs>
 void fill_codec(Kernels& k, Codec codec) {
   const int c = static_cast<int>(codec);
-  fill_rows<V, Source, kAsPairs, V::kDirectRows>(k.direct[c][kAsPairs]);
+  constexpr int kRows = kAsPairs ? V::kDirectRows : V::kDirectWideRows;
+  fill_rows<V, Source, kAsPairs, kRows>(k.direct[c][kAsPairs]);
   k.unpack[c][kAsPairs] = unpack<V, Source, kAsPairs>;
 }
 
@@ -331,7 +330,8 @@ const Kernels* make_kernels() {
     Kernels k{};
     k.pairs = V::kPairs;
     k.max_rows = V::kMaxRowGroup;
-    k.direct_rows = V::kDirectRows;
+    k.direct_rows[0] = V::kDirectWideRows;
+    k.direct_rows[1] = V::kDirectRows;
     k.finish = finish_block;
     for (int m = 1; m <= V::kMaxRowGroup; ++m) {
       k.max_tiles[0][m] = V::max_wide_tiles(m);

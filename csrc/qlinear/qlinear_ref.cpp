@@ -12,7 +12,7 @@ typedef float Floats __attribute__((vector_size(16)));
 
 struct V {
   using Vec = Floats;
-  static constexpr int kLanes = 4, kMaxRowGroup = 4, kDirectRows = 1;
+  static constexpr int kLanes = 4, kMaxRowGroup = 4, kDirectRows = 1, kDirectWideRows = 1;
   static constexpr bool kPairs = false;
   static constexpr int max_wide_tiles(int rows) { return rows == 1 ? 2 : 1; }
   static constexpr int max_tiles(int rows) { return max_wide_tiles(rows); }
@@ -33,6 +33,9 @@ struct V {
     return a * b + c;
 #endif
   }
+  static PAGEMILL_INLINE Of<4>::Words and_xor(Of<4>::Words w, uint32_t mask, uint32_t flip) {
+    return (w & mask) ^ flip;
+  }
   static PAGEMILL_INLINE Vec half(const uint16_t* p) { return Of<4>::half(p); }
   struct Nibbles {
     Of<4>::Words even, odd;  // the values of the even and odd nibbles, as bytes in their place
@@ -48,7 +51,7 @@ struct V {
     return {look(line, m.bytes), look(line >> 4, m.bytes)};
   }
   static PAGEMILL_INLINE Vec value(const Nibbles& n, int i) {
-    return Of<4>::int8_value(i % 2 == 0 ? n.even : n.odd, i / 2);
+    return Of<4>::int8_value<V>(i % 2 == 0 ? n.even : n.odd, i / 2);
   }
 };
 
