@@ -58,6 +58,8 @@ NB_MODULE(_C, m) {
                     uintptr_t, const std::vector<int>&>());
   m.def("qlinear", &qlinear, Free());
   m.def("qlinear_rows", &qlinear_rows, Free());
+  m.def("qlinear_pack", &qlinear_pack, Free());
+  m.def("qlinear_quantize", &qlinear_quantize, Free());
   m.def("qlinear_scratch_bytes", &qlinear_scratch_bytes);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, uintptr_t, int64_t, uintptr_t,

@@ -208,6 +208,28 @@ def qlinear(
     /,
 ) -> None: ...
 def qlinear_rows(matrix: QMatrix, ids: int, count: int, out: int, dtype: int, /) -> None: ...
+def qlinear_pack(
+    codes: int,
+    rows: int,
+    k: int,
+    stride: int,
+    bits: int,
+    packed: int,
+    tile_first: int,
+    tile_step: int,
+    /,
+) -> None: ...
+def qlinear_quantize(
+    weight: int,
+    rows: int,
+    k: int,
+    stride: int,
+    dtype: int,
+    table: Sequence[int],
+    codes: int,
+    scales: int,
+    /,
+) -> None: ...
 def qlinear_scratch_bytes() -> int: ...
 
 class AttentionPlan:

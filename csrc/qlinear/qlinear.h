@@ -68,6 +68,17 @@ void qlinear(const QMatrix& matrix, uintptr_t x, int64_t x_stride, int64_t m, in
 // Write the weights of row ids[i] to out[i, 0..k) in `dtype`; ids outside 0..n-1 throw. One part only.
 void qlinear_rows(const QMatrix& matrix, uintptr_t ids, int64_t count, uintptr_t out, int dtype);
 
+// Copy plain codes[rows, k] (one a byte, `stride` from row to row) into the tiles tile_first, tile_first +
+// tile_step, ... of `packed`, whose padding is zero already.
+void qlinear_pack(uintptr_t codes, int64_t rows, int64_t k, int64_t stride, int bits,
+                  uintptr_t packed, int64_t tile_first, int64_t tile_step);
+
+// Quantize weight[rows, k] to plain codes[rows, k] of a table of 16 rising whole numbers and
+// scales[rows, ceil(k / 32)] float32; the same bits on every path. A group with a NaN or an infinite
+// number gets a scale that is not finite.
+void qlinear_quantize(uintptr_t weight, int64_t rows, int64_t k, int64_t stride, int dtype,
+                      const std::vector<int>& table, uintptr_t codes, uintptr_t scales);
+
 // The most bytes that `qlinear` keeps of its own, all threads together.
 int64_t qlinear_scratch_bytes();
 

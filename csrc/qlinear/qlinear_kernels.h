@@ -16,6 +16,13 @@ inline constexpr int kCodecs = 3;
 inline constexpr int kMaxRows = 8;     // of any path's row group
 inline constexpr int64_t kHalf = 16;   // inputs of half a tile, the smallest group
 
+inline constexpr int kQuantized = 32;  // numbers of a group that is quantized here
+
+// 16 values in rising order, the middles between neighbours and their distances.
+struct QuantTable {
+  float values[16], middles[15], steps[15];
+};
+
 // One block of sums: 16 outputs a tile, `halves` times 16 inputs. Numbers of pairs are bfloat16 and
 // activations too; wide ones are float32.
 struct Block {
@@ -50,6 +57,8 @@ struct Kernels {
   MicroFn decoded[2][kMaxRows + 1][2];          // [pairs][rows][widest]
   UnpackFn unpack[kCodecs][2];                  // [codec][pairs]
   void (*finish)(const Finish&);
+  // Codes [kQuantized] and the scale of as many numbers.
+  void (*quantize)(const QuantTable&, const float* numbers, float* scale, uint8_t* codes);
 };
 
 const Kernels* portable_kernels();

@@ -72,6 +72,14 @@ struct Of : Vectors<kLanes> {
   }
 };
 
+}  // namespace
+}  // namespace pagemill::qlinear_detail
+
+#include "qlinear/qlinear_quantize.h"
+
+namespace pagemill::qlinear_detail {
+namespace {
+
 // A Source reads 8 inputs of kLanes outputs at a time: `State` is what is loaded once, `wide(state, k)`
 // the floats of input k, `pair(state, s)` the bfloat16 pair of inputs 2s and 2s + 1.
 
@@ -333,6 +341,7 @@ const Kernels* make_kernels() {
     k.direct_rows[0] = V::kDirectWideRows;
     k.direct_rows[1] = V::kDirectRows;
     k.finish = finish_block;
+    k.quantize = quantize_group<V>;
     for (int m = 1; m <= V::kMaxRowGroup; ++m) {
       k.max_tiles[0][m] = V::max_wide_tiles(m);
       k.max_tiles[1][m] = V::max_tiles(m);
