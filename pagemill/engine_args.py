@@ -87,7 +87,7 @@ class EngineArgs:
     quantization: str | None = arg(
         None,
         "model",
-        "weight format that plain weights are brought to while they are loaded: int8",
+        "weight format that plain weights are brought to while they are loaded: int8, int4",
     )
     max_model_len: int | None = arg(
         None, "model", "longest context in tokens; default: the checkpoint's"

@@ -51,6 +51,14 @@ def made_up(name: str, n: int, k: int) -> PackedMatrix:
     return pack(codes, scales, codec=codec, group=group, mins=mins, zeros=zeros)
 
 
+def streaming_bandwidth(clock: Callable[[], float]) -> float:
+    """Return the bytes a second that this machine reads from memory."""
+    size = 400_000_000
+    memory = torch.ones(size // 8, dtype=torch.int64)
+    module = native.required()
+    return size / shortest(lambda _: module.read_memory(memory.data_ptr(), size), 1.0, clock)
+
+
 def measure(
     shape: tuple[int, int], names: list[str], rows: list[int], bandwidth: float, seconds: float,
     clock: Callable[[], float],
@@ -81,14 +89,16 @@ def measure(
             x = (torch.rand(m, k) - 0.5).bfloat16()
             ours = theirs = float("inf")
             for _ in range(3):
-                ours = min(
-                    ours,
-                    shortest(lambda i: products[i % len(products)].apply(x), seconds / 3, clock),  # noqa: B023
-                )
-                theirs = min(
-                    theirs,
-                    shortest(lambda i: dense.linear(x, plain[i % len(plain)], n), seconds / 3, clock),  # noqa: B023
-                )
+                took = shortest(
+                    lambda i: products[i % len(products)].apply(x),  # noqa: B023
+                    seconds / 3, clock,
+                )  # fmt: skip
+                ours = min(ours, took)
+                took = shortest(
+                    lambda i: dense.linear(x, plain[i % len(plain)], n),  # noqa: B023
+                    seconds / 3, clock,
+                )  # fmt: skip
+                theirs = min(theirs, took)
             parts.append(f"{m:>5}: x{theirs / ours:4.2f} {size / ours / bandwidth:4.0%}")
         print(f"  {n:>6} x {k:<5} {name:<10} " + " |".join(parts), flush=True)
 
@@ -109,10 +119,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     module.set_num_threads(arguments.threads)
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
-    memory = torch.ones(400_000_000 // 8, dtype=torch.int64)
-    took = shortest(lambda _: module.read_memory(memory.data_ptr(), 400_000_000), 1.0, clock)
-    bandwidth = 400_000_000 / took
-    del memory
+    bandwidth = streaming_bandwidth(clock)
     print(
         f"{module.active_isa()}, {arguments.threads} threads: streaming {bandwidth / 1e9:.1f} GB/s\n"
         "rows: times as fast as bfloat16, share of the streaming bandwidth"

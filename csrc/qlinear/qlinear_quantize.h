@@ -34,15 +34,38 @@ struct Search {
   static PAGEMILL_INLINE Sums nearest(const QuantTable& table, const F (&x)[kVecs], float inverse) {
     const F zero = {};
     F xq[kSums] = {}, qq[kSums] = {};
-    for (int j = 0; j < kVecs; ++j) {
-      const F y = x[j] * inverse;
-      F q = zero + table.values[0];
+    F q[kVecs];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVecs; ++j) q[j] = zero + table.values[0];
 #pragma GCC unroll 15
-      for (int i = 0; i < 15; ++i) q = q + ((y > zero + table.middles[i]) ? zero + table.steps[i] : zero);
-      xq[j % kSums] += x[j] * q;
-      qq[j % kSums] += q * q;
+    for (int i = 0; i < 15; ++i) {
+      const F middle = zero + table.middles[i], step = zero + table.steps[i];
+#pragma GCC unroll 8
+      for (int j = 0; j < kVecs; ++j) q[j] += (x[j] * inverse > middle) ? step : zero;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < kVecs; ++j) {
+      xq[j % kSums] += x[j] * q[j];
+      qq[j % kSums] += q[j] * q[j];
     }
     return {total(xq), total(qq)};
+  }
+
+  // The number of largest size; NaN where one is not finite.
+  static PAGEMILL_INLINE float largest(const F (&x)[kVecs]) {
+    F high = x[0], low = x[0], nothing = x[0] * 0.0f;
+    for (int j = 1; j < kVecs; ++j) {
+      high = (x[j] > high) ? x[j] : high;
+      low = (x[j] < low) ? x[j] : low;
+      nothing += x[j] * 0.0f;
+    }
+    float most = high[0], least = low[0], none = nothing[0];
+    for (int i = 1; i < V::kLanes; ++i) {
+      most = high[i] > most ? high[i] : most;
+      least = low[i] < least ? low[i] : least;
+      none += nothing[i];
+    }
+    return (most >= -least ? most : least) + none;
   }
 };
 
@@ -52,14 +75,10 @@ template <class V>
 void quantize_group(const QuantTable& table, const float* numbers, float* scale, uint8_t* codes) {
   using S = Search<V>;
   typename S::F x[S::kVecs];
-  float largest = 0.0f;
-  for (int i = 0; i < kQuantized; ++i) {
-    const float size = largest < 0.0f ? -largest : largest;
-    const float own = numbers[i] < 0.0f ? -numbers[i] : numbers[i];
-    if (own > size || own != own) largest = numbers[i];
-  }
+#pragma GCC unroll 8
   for (int j = 0; j < S::kVecs; ++j) x[j] = S::load(numbers + j * V::kLanes);
-  constexpr float kSizes[] = {0.82f, 0.86f, 0.9f, 0.94f, 0.97f, 1.0f, 1.04f, 1.08f};
+  const float largest = S::largest(x);
+  constexpr float kSizes[] = {0.88f, 0.95f, 1.0f, 1.06f};
   float best = -1.0f, chosen = 0.0f;
   for (int end = 0; end < 16 && largest != 0.0f; end += 15) {
     for (const float size : kSizes) {
@@ -74,13 +93,16 @@ void quantize_group(const QuantTable& table, const float* numbers, float* scale,
     }
   }
   const auto sums = S::nearest(table, x, chosen);
+  // All zeros; or a number that is none, which the scale becomes too.
   *scale = chosen == 0.0f || sums.qq == 0.0f ? largest : sums.xq / sums.qq;
-  if (chosen == 0.0f && largest == largest) *scale = 0.0f;
-  for (int i = 0; i < kQuantized; ++i) {
-    const float y = numbers[i] * chosen;
-    int code = 0;
-    for (int t = 0; t < 15; ++t) code += y > table.middles[t] ? 1 : 0;
-    codes[i] = static_cast<uint8_t>(code);
+  const typename S::F zero = {};
+#pragma GCC unroll 8
+  for (int j = 0; j < S::kVecs; ++j) {
+    typename S::F code = zero;
+#pragma GCC unroll 15
+    for (int i = 0; i < 15; ++i)
+      code += (x[j] * chosen > zero + table.middles[i]) ? zero + 1.0f : zero;
+    for (int i = 0; i < V::kLanes; ++i) codes[j * V::kLanes + i] = static_cast<uint8_t>(code[i]);
   }
 }
 

@@ -43,6 +43,12 @@ class CPUDevice:
             own = self._native
             return max(int(own.linear_scratch_bytes()), int(own.linear_int8_scratch_bytes()))
         return _KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0
+            kept = max(
+                self._native.linear_scratch_bytes(),
+                self._native.linear_int8_scratch_bytes(),
+                self._native.qlinear_scratch_bytes(),
+            )
+        return kept + (_KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0)
 
     def default_num_threads(self) -> int:
         """Return OMP_NUM_THREADS if set, else the cores this process may use."""

@@ -29,6 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagemill import native
+
 TILE = 16  # outputs of a tile
 DEPTH = 32  # inputs of a tile
 LINE = 64  # bytes of a line
@@ -216,12 +218,28 @@ def fill(
         no_number = (plain & 0x7F) == 0x7F
         multipliers = multipliers.masked_fill(no_number.any(1), torch.nan)
         plain = plain.masked_fill(no_number, 0)
-    matrix.codes[where] = _gather(plain, form.code_bits, matrix.codes.shape[1])
+    _write_codes(matrix, plain, first)
     matrix.scales[where] = _in_tiles(numbers, matrix.scales.shape[1])
     if offsets is not None:
         assert matrix.offsets is not None
         matrix.offsets[where] = _in_tiles(offsets, matrix.scales.shape[1])
     matrix.multipliers[where] = _in_tiles(multipliers[:, None], 1)[:, 0].float()
+
+
+def _write_codes(matrix: PackedMatrix, plain: Tensor, first: int) -> None:
+    """Write plain codes [rows, in] uint8 into every parts-th tile from `first` on."""
+    bits, rows = matrix.format.code_bits, len(plain)
+    module = native.extension()
+    if module is None:
+        tiles = -(-rows // TILE)
+        where = slice(first, first + (tiles - 1) * matrix.parts + 1, matrix.parts)
+        matrix.codes[where] = _gather(plain, bits, matrix.codes.shape[1])
+        return
+    plain = plain if plain.stride(1) == 1 else plain.contiguous()
+    module.qlinear_pack(
+        plain.data_ptr(), rows, plain.shape[1], plain.stride(0), bits, matrix.codes.data_ptr(),
+        first, matrix.parts,
+    )  # fmt: skip
 
 
 def _relative(

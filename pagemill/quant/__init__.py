@@ -20,6 +20,7 @@ DENSE_METHODS: Registry[type[QuantMethod]] = Registry(
 QUANT_METHODS: Registry[type[QuantMethod]] = Registry(
     "quantization",
     {
+        "int4": "pagemill.quant.int4:Int4",
         "int8": "pagemill.quant.int8:Int8",
         "none": "pagemill.quant.none:Unquantized",
     },

@@ -28,7 +28,7 @@ CODECS = ["int4", "int8", "fp8"]
 GROUPS = [16, 32, 64, 96, 128, 320, 4096]
 FEW = settings(
     deadline=None,
-    max_examples=12,
+    max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 # Not linear, not even: every code has a value of its own.
@@ -109,9 +109,7 @@ formats = st.tuples(
 
 @settings(deadline=None, max_examples=60)
 @given(form=formats, n=st.integers(1, 70), k=st.integers(1, 200), seed=st.integers(0, 1 << 20))
-def test_packed_weights_come_back(
-    form: tuple[str, int, str], n: int, k: int, seed: int
-) -> None:
+def test_packed_weights_come_back(form: tuple[str, int, str], n: int, k: int, seed: int) -> None:
     matrix, weights = random_matrix(*form, n, k, seed)
     torch.testing.assert_close(matrix.dequantize().double(), weights, rtol=1e-6, atol=1e-6)
     ids = torch.randint(0, n, (9,), generator=generator(seed))
@@ -148,9 +146,7 @@ def test_slices_of_rows_fill_the_same_matrix() -> None:
     codes = plain("int4", 70, 96, 5)
     scales = (torch.rand(70, 3, generator=generator(6)) * 0.1 + 0.01).half()
     mins = torch.randint(-8, 16, (70, 3), generator=generator(7)).float() / 8
-    sliced = unfilled(
-        whole.format, 70, 96, lambda shape, dtype: torch.zeros(shape, dtype=dtype)
-    )
+    sliced = unfilled(whole.format, 70, 96, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
     for start, stop in ((48, 70), (0, 16), (16, 48)):
         part = slice(start, stop)
         fill(sliced, codes[part], scales[part], mins=mins[part], first_row=start)
@@ -158,7 +154,9 @@ def test_slices_of_rows_fill_the_same_matrix() -> None:
         assert torch.equal(one, two)
 
 
-def gated(codec: str, offset: str, n: int, k: int, seed: int) -> tuple[PackedMatrix, Tensor, Tensor]:
+def gated(
+    codec: str, offset: str, n: int, k: int, seed: int
+) -> tuple[PackedMatrix, Tensor, Tensor]:
     """Return gate and up in one matrix, and both in float64."""
     pieces = [random_matrix(codec, 32, offset, n, k, seed + 10 * i) for i in range(2)]
     both = unfilled(
@@ -247,13 +245,12 @@ def test_a_gate_is_applied_before_rounding(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("codec", "group", "offset"),
-    [("int4", 32, "none"), ("int4", 4096, "zero"), ("int8", 16, "min"), ("int8", 320, "none"),
-     ("fp8", 128, "none")],
-)  # fmt: skip
+    [("int4", 32, "none"), ("int8", 16, "min"), ("fp8", 320, "zero")],
+)
 def test_a_row_is_the_same_among_1_to_300_rows_at_any_position(
     isa: str, dtype: torch.dtype, codec: str, group: int, offset: str
 ) -> None:
-    n, k = 84, 650  # several blocks along k, odd edges
+    n, k = 44, 650  # several blocks along k, odd edges
     module = native.required()
     matrix, _ = random_matrix(codec, group, offset, n, k, 1)
     product, x, bias = NativeProduct(matrix), draw(300, k, dtype=dtype), draw(n, dtype=dtype)
@@ -261,7 +258,7 @@ def test_a_row_is_the_same_among_1_to_300_rows_at_any_position(
     alone = torch.cat([product.apply(x[i : i + 1], bias) for i in range(300)])
     for threads in (1, 2):
         module.set_num_threads(threads)
-        for m in [*range(1, 40), *range(40, 301, 13), 300]:
+        for m in [*range(1, 26), *range(26, 300, 31), 300]:
             start = (m * 7919) % (301 - m)
             got = product.apply(x[start : start + m], bias)
             assert torch.equal(got, alone[start : start + m]), (threads, m)
@@ -270,13 +267,13 @@ def test_a_row_is_the_same_among_1_to_300_rows_at_any_position(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gated_row_is_the_same_among_others(isa: str, dtype: torch.dtype) -> None:
     module = native.required()
-    matrix, _, _ = gated("int4", "zero", 84, 330, 1)
+    matrix, _, _ = gated("int4", "zero", 44, 330, 1)
     product, x = NativeProduct(matrix), draw(60, 330, dtype=dtype)
     module.set_num_threads(1)
     alone = torch.cat([product.apply(x[i : i + 1], gate="silu") for i in range(60)])
     for threads in (1, 2):
         module.set_num_threads(threads)
-        for m in range(1, 61):
+        for m in range(1, 61, 3):
             start = (m * 7919) % (61 - m)
             got = product.apply(x[start : start + m], gate="silu")
             assert torch.equal(got, alone[start : start + m]), (threads, m)
@@ -337,6 +334,19 @@ def test_rows_that_are_looked_up_are_the_references(
     for dtype in DTYPES:
         got = NativeProduct(matrix).rows(ids, dtype)
         assert torch.equal(got, ReferenceProduct(matrix).rows(ids, dtype))
+
+
+def test_every_path_quantizes_to_the_same_bits(isa: str) -> None:
+    weight = draw(40, 200, seed=3) * 0.1
+    found = []
+    for path in (isa, "portable"):
+        native.use_isa(path)
+        codes, scales = torch.empty(40, 200, dtype=torch.uint8), torch.empty(40, 7)
+        native.required().qlinear_quantize(
+            weight.data_ptr(), 40, 200, 200, 0, TABLE, codes.data_ptr(), scales.data_ptr()
+        )
+        found.append((codes, scales))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
 
 
 @needs_extension
