@@ -15,11 +15,11 @@
 #include "linear/linear.h"
 #include "linear_int8/linear_int8.h"
 #include "norm/norm.h"
+#include "qlinear/qlinear.h"
 #include "rope/rope.h"
 #include "sampling/sampling.h"
 #include "softcap/softcap.h"
 #include "tape/tape.h"
-#include "qlinear/qlinear.h"
 
 namespace nb = nanobind;
 
@@ -56,8 +56,8 @@ NB_MODULE(_C, m) {
   nb::class_<QMatrix>(m, "QMatrix")
       .def(nb::init<int, int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, int,
                     uintptr_t, const std::vector<int>&>());
-  m.def("qlinear", &qlinear, Free());
-  m.def("qlinear_rows", &qlinear_rows, Free());
+  m.def("qlinear", recorded(&qlinear), Free());
+  m.def("qlinear_rows", recorded(&qlinear_rows), Free());
   m.def("qlinear_pack", &qlinear_pack, Free());
   m.def("qlinear_quantize", &qlinear_quantize, Free());
   m.def("qlinear_scratch_bytes", &qlinear_scratch_bytes);

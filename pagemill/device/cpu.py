@@ -39,16 +39,14 @@ class CPUDevice:
         oneDNN's float32 products go elsewhere and keep nothing.
         """
         if self._native is not None:
-            # A model's layers are multiplied by the one or by the other.
+            # A model's layers are multiplied by one of these.
             own = self._native
-            return max(int(own.linear_scratch_bytes()), int(own.linear_int8_scratch_bytes()))
-        return _KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0
-            kept = max(
-                self._native.linear_scratch_bytes(),
-                self._native.linear_int8_scratch_bytes(),
-                self._native.qlinear_scratch_bytes(),
+            return max(
+                int(own.linear_scratch_bytes()),
+                int(own.linear_int8_scratch_bytes()),
+                int(own.qlinear_scratch_bytes()),
             )
-        return kept + (_KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0)
+        return _KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0
 
     def default_num_threads(self) -> int:
         """Return OMP_NUM_THREADS if set, else the cores this process may use."""

@@ -179,7 +179,9 @@ def check_product(
     x = draw(m, k, seed=seed + 3, dtype=dtype)
     b = draw(n, seed=seed + 4, dtype=dtype) if bias else None
     exact = F.linear(x.double(), weights) + (0 if b is None else b.double())
-    bound = slack(product.matrix.format.codec, x, k, weights)
+    bound = slack(product.matrix.format.codec, x, k, weights) + 2.0**-22 * exact.abs()
+    if b is not None:
+        bound += 2.0**-22 * b.double().abs()
     for out_dtype in DTYPES:
         got = product.apply(x, b, out_dtype=out_dtype)
         assert got.dtype == out_dtype and got.shape == (m, n)
@@ -187,7 +189,7 @@ def check_product(
     stream = draw(m, n, seed=seed + 5, dtype=dtype)
     added = exact + stream.double()
     assert product.apply(x, b, residual=stream) is stream
-    check(stream, added, bound + 2.0**-23 * added.abs())
+    check(stream, added, bound + 2.0**-22 * (added.abs() + exact.abs()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
