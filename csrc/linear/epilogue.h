@@ -9,7 +9,8 @@
 namespace pagemill::linear_detail {
 
 inline constexpr int kTile = 16;     // output features of a tile
-inline constexpr int kMaxTiles = 4;  // of any path's column group
+inline constexpr int kMaxTiles = 4;  // that inner loops sum up at once
+inline constexpr int kMaxFinishTiles = 6;  // that one call of the epilogue takes
 
 // What follows the sums, for one block.
 struct Finish {

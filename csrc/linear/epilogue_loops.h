@@ -63,7 +63,7 @@ inline void gate(float* out, const float* sums, int columns) {
 
 inline void finish_block(const Finish& f) {
   const int width = f.tiles * kTile;
-  alignas(64) float row[kMaxTiles * kTile], gated[kMaxTiles * kTile];
+  alignas(64) float row[kMaxFinishTiles * kTile], gated[kMaxFinishTiles * kTile];
   for (int i = 0; i < f.rows; ++i) {
     for (int j = 0; j < width; ++j) row[j] = f.c[i * width + j];
     const float* result = row;

@@ -9,7 +9,7 @@ namespace {
 // that enough sums are under way.
 struct V {
   using Vec = __m256;
-  static constexpr int kLanes = 8, kMaxRowGroup = 6;
+  static constexpr int kLanes = 8, kFewRows = 6, kGroupRows = 6;
   static constexpr bool kPairs = false;
   static constexpr int max_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
   static Vec zero() { return _mm256_setzero_ps(); }
@@ -30,6 +30,6 @@ struct V {
 
 }  // namespace
 
-const Kernels* avx2_kernels() { return make_kernels<V>(); }
+const Kernels* avx2_kernels(Dtype dtype) { return kernels_of<V>(dtype); }
 
 }  // namespace pagemill::linear_detail

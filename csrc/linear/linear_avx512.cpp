@@ -7,9 +7,9 @@ namespace {
 
 struct V {
   using Vec = __m512;
-  static constexpr int kLanes = 16, kMaxRowGroup = 6;
+  static constexpr int kLanes = 16, kFewRows = 14, kGroupRows = 8;
   static constexpr bool kPairs = false;
-  static constexpr int max_tiles(int) { return 4; }
+  static constexpr int max_tiles(int rows) { return rows <= 6 ? 4 : rows <= 9 ? 3 : 2; }
   static Vec zero() { return _mm512_setzero_ps(); }
   static Vec load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
@@ -26,6 +26,6 @@ struct V {
 
 }  // namespace
 
-const Kernels* avx512_kernels() { return make_kernels<V>(); }
+const Kernels* avx512_kernels(Dtype dtype) { return kernels_of<V>(dtype); }
 
 }  // namespace pagemill::linear_detail

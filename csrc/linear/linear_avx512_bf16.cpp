@@ -5,13 +5,14 @@
 namespace pagemill::linear_detail {
 namespace {
 
-// 32 registers: up to 24 sums, 4 of weights, one of activations.
+// 32 registers: up to 28 sums, the weights of as many tiles, one of activations. Eight rows of three tiles
+// need the fewest loads a product; fewer rows take more tiles, so that enough sums are under way.
 struct V {
   using Vec = __m512;
   using Raw = __m512bh;
-  static constexpr int kLanes = 16, kMaxRowGroup = 6;
+  static constexpr int kLanes = 16, kFewRows = 14, kGroupRows = 8;
   static constexpr bool kPairs = true;
-  static constexpr int max_tiles(int) { return 4; }
+  static constexpr int max_tiles(int rows) { return rows <= 6 ? 4 : rows <= 9 ? 3 : 2; }
   static Vec zero() { return _mm512_setzero_ps(); }
   static Vec load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
@@ -26,6 +27,6 @@ struct V {
 
 }  // namespace
 
-const Kernels* avx512_bf16_kernels() { return make_kernels<V>(); }
+const Kernels* avx512_bf16_kernels(Dtype dtype) { return kernels_of<V>(dtype); }
 
 }  // namespace pagemill::linear_detail

@@ -13,7 +13,7 @@ typedef uint32_t Words __attribute__((vector_size(16)));
 
 struct V {
   using Vec = Floats;
-  static constexpr int kLanes = 4, kMaxRowGroup = 4;
+  static constexpr int kLanes = 4, kFewRows = 4, kGroupRows = 4;
   static constexpr bool kPairs = false;
   static constexpr int max_tiles(int rows) { return rows == 1 ? 2 : 1; }
   static Vec zero() { return Vec{0.0f, 0.0f, 0.0f, 0.0f}; }
@@ -44,6 +44,6 @@ struct V {
 
 }  // namespace
 
-const Kernels* portable_kernels() { return make_kernels<V>(); }
+const Kernels* portable_kernels(Dtype dtype) { return kernels_of<V>(dtype); }
 
 }  // namespace pagemill::linear_detail
