@@ -67,21 +67,21 @@ class TileRegisters {
     need(row_bytes_[a] % 4 == 0 && row_bytes_[c] % 4 == 0 && row_bytes_[a] / 4 == rows_[b],
          "the operands fit each other");
     const int pairs = row_bytes_[a] / 4, columns = row_bytes_[c] / 4;
+    float weights[16][2][16] = {};
+    for (int k = 0; k < pairs; ++k)
+      for (int half = 0; half < 2; ++half)
+        for (int n = 0; n < columns; ++n)
+          weights[k][half][n] = half_at(data_[b][k], 2 * n + half);
     for (int m = 0; m < rows_[c]; ++m) {
-      float sums[2][16] = {};
+      float sums[2][16] = {}, total[16] = {};
       for (int k = 0; k < pairs; ++k)
-        for (int half = 0; half < 2; ++half) {
-          const float x = half_at(data_[a][m], 2 * k + half);
-          for (int n = 0; n < columns; ++n)
-            sums[half][n] = fused(x, half_at(data_[b][k], 2 * n + half), sums[half][n]);
-        }
-      for (int n = 0; n < columns; ++n) {
-        float sum;
-        std::memcpy(&sum, data_[c][m] + 4 * n, 4);
-        sum = flush(flush(sum) + flush(sums[0][n] + sums[1][n]));
-        std::memcpy(data_[c][m] + 4 * n, &sum, 4);
-      }
-      std::memset(data_[c][m] + row_bytes_[c], 0, static_cast<size_t>(64 - row_bytes_[c]));
+        for (int half = 0; half < 2; ++half)
+          add_products(half_at(data_[a][m], 2 * k + half), weights[k][half], sums[half]);
+      std::memcpy(total, data_[c][m], row_bytes_[c]);
+      for (int n = 0; n < columns; ++n)
+        total[n] = flush(flush(total[n]) + flush(sums[0][n] + sums[1][n]));
+      std::memset(data_[c][m], 0, sizeof data_[c][m]);
+      std::memcpy(data_[c][m], total, row_bytes_[c]);
     }
   }
 
@@ -109,12 +109,20 @@ class TileRegisters {
     return flush(x);
   }
 
-  static float fused(float a, float b, float sum) {
-    // The product of two such numbers is exact, unless it leaves float's range.
-    const float product = a * b;
-    const float size = std::fabs(product);
-    if ((size > 1e-30f && size < 1e38f) || a == 0.0f || b == 0.0f) return flush(sum + product);
-    return flush(std::fma(a, b, sum));
+  // sums[n] = x * w[n] + sums[n], rounded once.
+  static void add_products(float x, const float* w, float* sums) {
+    // The product of two such numbers is exact, unless it leaves float's range: then a plain sum of the
+    // rounded product is the fused one.
+    int inexact = 0;
+    for (int n = 0; n < 16; ++n) {
+      const float size = std::fabs(x * w[n]);
+      inexact |= !(size > 1e-30f && size < 1e38f) & !(x == 0.0f) & !(w[n] == 0.0f);
+    }
+    if (inexact) {
+      for (int n = 0; n < 16; ++n) sums[n] = flush(std::fma(x, w[n], sums[n]));
+    } else {
+      for (int n = 0; n < 16; ++n) sums[n] = flush(sums[n] + x * w[n]);
+    }
   }
 
   bool configured_ = false;

@@ -1,6 +1,12 @@
-"""The native linear layer: against float64, and each row the same whatever travels with it."""
+"""The native linear layer: against float64, and each row the same whatever travels with it.
+
+Every path of the machine is forced in turn. The AMX path also runs where there is no AMX: over emulated
+tiles, and as it is compiled for such a machine with its tile instructions trapped.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +17,8 @@ from torch import Tensor
 
 from pagemill import native
 from pagemill.errors import ConfigError
-from tests.ops.conftest import needs_extension
+from tests.ops.amx.build import AmxLibrary, build
+from tests.ops.conftest import ALL_ISAS, needs_extension, use_isa
 
 if native.extension() is not None:
     from pagemill.ops import cpu as ops
@@ -24,6 +31,45 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 SIZES = st.integers(1, 200)
+SOFTWARE = {"amx_emulated": "emulated", "amx_trapped": "trapped"}
+
+
+@pytest.fixture(scope="module")
+def amx_libraries() -> dict[str, AmxLibrary]:
+    """Return what was built of the AMX path in software, by its kind."""
+    return {}
+
+
+def in_software(
+    kind: str, made: dict[str, AmxLibrary], folders: pytest.TempPathFactory
+) -> AmxLibrary:
+    """Return the AMX path in software, built once."""
+    if kind not in made:
+        made[kind] = build(folders.mktemp(kind), kind)
+    return made[kind]
+
+
+@pytest.fixture(params=[*ALL_ISAS, *SOFTWARE])
+def isa(
+    request: pytest.FixtureRequest,
+    amx_libraries: dict[str, AmxLibrary],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[str]:
+    """Force one instruction set, or put the AMX path in software in place of the extension."""
+    kind = SOFTWARE.get(request.param)
+    if kind is None:
+        yield from use_isa(request.param)
+        return
+    library = in_software(kind, amx_libraries, tmp_path_factory)
+    library.set_num_threads(1)
+    monkeypatch.setattr(ops, "_C", library)
+    if not library.trapped:
+        yield request.param
+        return
+    library.install_traps()
+    yield request.param
+    library.remove_traps()
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,8 +149,15 @@ def test_a_gate_is_applied_before_rounding(
     g = F.linear(x.double(), gate.double(), b[:n].double())
     u = F.linear(x.double(), up.double(), b[n:].double())
     got = ops.linear(x, gated(gate, up), n, b, gate=name)
-    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(got.double(), act(g) * u, rtol=tolerance, atol=4e-5)
+    sizes = [
+        F.linear(x.double().abs(), w.double().abs(), part.double().abs())
+        for w, part in ((gate, b[:n]), (up, b[n:]))
+    ]
+    # Sums are off by a little of their terms' sizes; the slopes of both functions are below 1.2.
+    off = 2.0 * (k + 4) * 2.0**-24 * (1.2 * sizes[0] * u.abs() + sizes[1] * act(g).abs())
+    bound = off + (2.0**-8 if dtype == torch.bfloat16 else 1e-5) * (act(g) * u).abs() + 1e-6
+    wrong = (got.double() - act(g) * u).abs() > bound
+    assert not bool(wrong.any()), (got[wrong][:4], (act(g) * u)[wrong][:4])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,16 +165,17 @@ def test_a_gate_is_applied_before_rounding(
 def test_a_row_is_the_same_among_1_to_300_rows_at_any_position(
     isa: str, dtype: torch.dtype, gate: str | None
 ) -> None:
-    n, k = 84, 330  # several blocks along k, odd edges
-    module = native.required()
+    # Several blocks along k, several column groups, odd edges; fewer of all in software.
+    n, k = (20, 530) if isa in SOFTWARE else (84, 650)
     x, bias = draw(300, k, dtype=dtype), draw(n * (2 if gate else 1), seed=9, dtype=dtype)
     w, up = draw(n, k, seed=1, dtype=dtype), draw(n, k, seed=2, dtype=dtype)
     weights = gated(w, up) if gate else packed(w)
-    module.set_num_threads(1)
+    ops._C.set_num_threads(1)
     alone = torch.cat([ops.linear(x[i : i + 1], weights, n, bias, gate=gate) for i in range(300)])
-    for threads in (1, 2):
-        module.set_num_threads(threads)
-        for m in range(1, 301):
+    few = [*range(1, 66), *range(66, 301, 17)]
+    for threads, counts in ((1, few if isa == "amx_trapped" else range(1, 301)), (2, few[::4])):
+        ops._C.set_num_threads(threads)
+        for m in counts:
             start = (m * 7919) % (301 - m)
             got = ops.linear(x[start : start + m], weights, n, bias, gate=gate)
             assert torch.equal(got, alone[start : start + m]), (threads, m)
@@ -130,11 +184,21 @@ def test_a_row_is_the_same_among_1_to_300_rows_at_any_position(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_in_chunks_of_a_long_prompt(isa: str, dtype: torch.dtype) -> None:
     n, k = 48, 577
-    module = native.required()
     x, weights = draw(2048, k, dtype=dtype), packed(draw(n, k, seed=1, dtype=dtype))
-    module.set_num_threads(2)
+    ops._C.set_num_threads(2)
     whole = ops.linear(x, weights, n)
     for start, stop in ((0, 1), (0, 767), (1000, 1769), (2047, 2048)):
+        assert torch.equal(ops.linear(x[start:stop], weights, n), whole[start:stop])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_the_same_where_k_is_too_long_for_the_caches(isa: str, dtype: torch.dtype) -> None:
+    n, k = 40, 5000
+    x, weights = draw(257, k, dtype=dtype), packed(draw(n, k, seed=1, dtype=dtype))
+    ops._C.set_num_threads(2)
+    whole = ops.linear(x, weights, n)
+    ops._C.set_num_threads(1)
+    for start, stop in ((0, 1), (100, 117), (1, 256), (256, 257)):
         assert torch.equal(ops.linear(x[start:stop], weights, n), whole[start:stop])
 
 
@@ -175,6 +239,23 @@ def test_packed_rows_come_back_bit_for_bit(
     weight = draw(n, k, seed=seed, dtype=dtype)
     ids = torch.randint(0, n, (23,), generator=torch.Generator().manual_seed(seed))
     assert torch.equal(ops.linear_rows(ids, packed(weight), n, k), weight[ids])
+
+
+def test_trapped_code_runs_tile_instructions(
+    amx_libraries: dict[str, AmxLibrary], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    library = in_software("trapped", amx_libraries, tmp_path_factory)
+    x, w = draw(33, 64, dtype=torch.bfloat16), packed(draw(32, 64, seed=1, dtype=torch.bfloat16))
+    out = torch.empty(33, 32)
+    library.install_traps()
+    before = library.count_traps()
+    library.linear(x.data_ptr(), 64, 33, w.data_ptr(), 32, 64, 1, 0, 0, 0, out.data_ptr(), 32, 0, 0)
+    count = library.count_traps() - before
+    library.remove_traps()
+    # Three tiles of rows, in groups of one and two, and two of outputs make six tiles of sums: zero,
+    # store. For each of two tiles of k: six products, and loads of 1 + 2 and of 2 + 2 tiles. And
+    # configure, release.
+    assert count == 6 + 6 + 2 * (6 + 7) + 2
 
 
 def test_a_row_outside_the_matrix_is_refused() -> None:

@@ -1,0 +1,69 @@
+// The linear layer with its AMX path alone, for machines that have none: a shared library for ctypes.
+//
+// Built twice. With PAGEMILL_EMULATED_TILES tiles are plain C++. Without, linear_amx.cpp is compiled as
+// it is for a machine with AMX, and traps.cpp carries out its tile instructions. float32 takes the
+// portable loops.
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+
+#include "common/dispatch.h"
+#include "common/parallel.h"
+#include "linear/linear.h"
+#include "linear/linear_kernels.h"
+
+namespace pagemill {
+
+Isa active_isa() { return Isa::amx; }
+
+namespace linear_detail {
+
+const Kernels* avx512_bf16_kernels(Dtype dtype) { return portable_kernels(dtype); }
+
+}  // namespace linear_detail
+}  // namespace pagemill
+
+namespace {
+
+thread_local char message[256];
+
+// Call `body`; returns null, or what it threw.
+template <class Body>
+const char* guarded(const Body& body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& error) {
+    std::snprintf(message, sizeof message, "%s", error.what());
+    return message;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void amx_set_num_threads(int count) { pagemill::set_num_threads(count); }
+
+const char* amx_pack_linear(uintptr_t weight, int64_t rows, int64_t k, int64_t stride,
+                            uintptr_t packed, int64_t tile_first, int64_t tile_step, int dtype) {
+  return guarded([&] {
+    pagemill::pack_linear(weight, rows, k, stride, packed, tile_first, tile_step, dtype);
+  });
+}
+
+const char* amx_linear_rows(uintptr_t ids, int64_t count, uintptr_t packed, int64_t n, int64_t k,
+                            uintptr_t out, int dtype) {
+  return guarded([&] { pagemill::linear_rows(ids, count, packed, n, k, out, dtype); });
+}
+
+const char* amx_linear(uintptr_t x, int64_t x_stride, int64_t m, uintptr_t packed, int64_t n,
+                       int64_t k, int dtype, uintptr_t bias, uintptr_t residual,
+                       int64_t residual_stride, uintptr_t out, int64_t out_stride, int out_dtype,
+                       int epilogue) {
+  return guarded([&] {
+    pagemill::linear(x, x_stride, m, packed, n, k, dtype, bias, residual, residual_stride, out,
+                     out_stride, out_dtype, epilogue);
+  });
+}
+}
