@@ -276,7 +276,6 @@ def attention_scratch_bytes(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
-    block_size: int,
     max_tokens: int,
     max_len: int,
     threads: int,

@@ -44,6 +44,9 @@ constexpr Table<Getter> kPairs = {
     {portable_bf16, PAGEMILL_IF_AVX2(avx2_bf16), PAGEMILL_IF_AVX512(avx512_bf16), nullptr, nullptr}};
 constexpr Table<Getter> kCodes = {
     {portable_int8, PAGEMILL_IF_AVX2(avx2_int8), PAGEMILL_IF_AVX512(avx512_int8), nullptr, nullptr}};
+constexpr Table<Getter> kCodeDots = {{portable_int8, PAGEMILL_IF_AVX2(avx2_int8),
+                                      PAGEMILL_IF_AVX512(avx512_int8),
+                                      PAGEMILL_IF_AVX512_BF16(avx512_int8_pairs), nullptr}};
 // Where queries too are bfloat16.
 constexpr Table<Getter> kDots = {{portable_bf16, PAGEMILL_IF_AVX2(avx2_bf16),
                                   PAGEMILL_IF_AVX512(avx512_bf16),
@@ -51,7 +54,8 @@ constexpr Table<Getter> kDots = {{portable_bf16, PAGEMILL_IF_AVX2(avx2_bf16),
 
 const Kernels& choose(const Layer& layer) {
   if (layer.cache_dtype == Dtype::float32) return *pick(kFloats)();
-  if (layer.cache_dtype == Dtype::int8) return *pick(kCodes)();
+  if (layer.cache_dtype == Dtype::int8)
+    return *pick(layer.q_dtype == Dtype::float32 ? kCodes : kCodeDots)();
   return *pick(layer.q_dtype == Dtype::float32 ? kPairs : kDots)();
 }
 
@@ -237,13 +241,12 @@ AttentionPlan::AttentionPlan(std::vector<int64_t> query_starts, std::vector<int6
 AttentionPlan::~AttentionPlan() = default;
 
 int64_t attention_scratch_bytes(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                int64_t block_size, int64_t max_tokens, int64_t max_len,
-                                int64_t threads) {
+                                int64_t max_tokens, int64_t max_len, int64_t threads) {
   const int64_t part = kPartValues + ceil_div(head_dim, 16) * 16;
   const int64_t rows = max_tokens * num_heads;
   const int64_t parts = std::min(kPartsFloats, rows * (max_len / kSegmentKeys + 2) * part);
   const int64_t unit_rows = std::min<int64_t>(kMaxUnitRows, rows / num_kv_heads);
-  return threads * round_up(unit_scratch_bytes(head_dim, block_size, unit_rows)) +
+  return threads * round_up(unit_scratch_bytes(head_dim, unit_rows)) +
          (threads > 1 ? parts * static_cast<int64_t>(sizeof(float)) : 0);
 }
 
@@ -274,7 +277,7 @@ int64_t attention(AttentionPlan& plan, int64_t num_heads, int64_t num_kv_heads, 
   if (plan.num_tokens() == 0) return 0;
 
   const Work& work = work_for(plan, layer);
-  const int64_t thread_bytes = round_up(unit_scratch_bytes(head_dim, plan.block_size, work.rows));
+  const int64_t thread_bytes = round_up(unit_scratch_bytes(head_dim, work.rows));
   const int64_t needed =
       work.threads * thread_bytes + work.parts_floats * static_cast<int64_t>(sizeof(float));
   if (needed > scratch_bytes) return needed;

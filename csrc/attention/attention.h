@@ -20,8 +20,9 @@
 //                                                    [16 scales]
 //
 // In other blocks a token is c codes and its scale. A key or value that is not finite has the scale NaN.
-// Queries are not rounded: a code is widened, scores are multiplied with the scales of their keys and
-// weights with those of their values.
+// Queries are not rounded to codes: a code is widened (to float32, or to bfloat16 where queries and
+// weights are, as over bfloat16 caches), scores are multiplied with the scales of their keys and weights
+// with those of their values. Units of many rows widen a tile once, others as they go: same sums.
 //
 // Exactness: what a row of the result is made of hangs on its own query, the keys that it sees and
 // their absolute positions, and on nothing else (but the instruction set):
@@ -70,8 +71,7 @@ class AttentionPlan {
 
 // The most bytes of scratch memory that `attention` may ask for with `threads` threads.
 int64_t attention_scratch_bytes(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                int64_t block_size, int64_t max_tokens, int64_t max_len,
-                                int64_t threads);
+                                int64_t max_tokens, int64_t max_len, int64_t threads);
 
 // Write k and v to the pools, then attend. Returns 0, or, having done nothing, the bytes of scratch
 // memory that it needs when scratch_bytes is less.

@@ -134,7 +134,7 @@ struct Ymm {
 
 const Kernels* avx2_f32() { return kernels<Ymm, Floats>(); }
 const Kernels* avx2_bf16() { return kernels<Ymm, WidePairs>(); }
-const Kernels* avx2_int8() { return kernels<Ymm, Quads>(); }
+const Kernels* avx2_int8() { return coded_kernels<Ymm, Floats, Quads>(); }
 
 }  // namespace attention_detail
 }  // namespace pagemill

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "attention/attention_work.h"
@@ -109,11 +110,71 @@ struct Quads {
   static PAGEMILL_INLINE Operand operand(const bf16* x) {
     return {{to_float(x[0]), to_float(x[1]), to_float(x[2]), to_float(x[3])}};
   }
+  // A row of words of codes to rows of words of `Floats`, `step` bytes apart.
+  static constexpr int kRows = 4;
+  static PAGEMILL_INLINE void unpack(typename V::W w, char* to, int64_t step) {
+    const Split split_words = split(w);
+    for (int i = 0; i < kRows; ++i)
+      V::store(reinterpret_cast<float*>(to + i * step), split_words.x[i]);
+  }
   using Weight = float;
   static PAGEMILL_INLINE typename V::F store_weights(Weight* to, typename V::F p) {
     V::store(to, p);
     return p;
   }
+};
+
+// int8 caches and bfloat16 queries by dot products of pairs: codes are whole numbers that bfloat16 holds.
+template <class V>
+struct DotQuads {
+  static constexpr int kWidth = 4;
+  static constexpr bool kScaled = true;
+  struct Operand {
+    bf16 x[4];
+  };
+  struct Split {
+    typename V::W low, high;  // pairs (0, 1) and (2, 3)
+  };
+  static PAGEMILL_INLINE Split split(typename V::W w) {
+    return {V::pack_halves(V::template code<0>(w), V::template code<1>(w)),
+            V::pack_halves(V::template code<2>(w), V::template code<3>(w))};
+  }
+  static PAGEMILL_INLINE typename V::F fma(const Split& w, const Operand* x, typename V::F sum) {
+    uint32_t pairs[2];
+    std::memcpy(pairs, x, sizeof pairs);
+    return V::dot(V::dot(sum, w.low, V::set1_words(pairs[0])), w.high, V::set1_words(pairs[1]));
+  }
+  static PAGEMILL_INLINE Operand operand(const bf16* x) { return {{x[0], x[1], x[2], x[3]}}; }
+  static PAGEMILL_INLINE Operand operand(const float* x) {
+    return {{to_bf16(x[0]), to_bf16(x[1]), to_bf16(x[2]), to_bf16(x[3])}};
+  }
+  using Weight = bf16;
+  static PAGEMILL_INLINE typename V::F store_weights(Weight* to, typename V::F p) {
+    return V::store_bf16(to, p);
+  }
+  // A row of words of codes to rows of words of `DotPairs`.
+  static constexpr int kRows = 2;
+  static PAGEMILL_INLINE void unpack(typename V::W w, char* to, int64_t step) {
+    const Split split_words = split(w);
+    V::store_words(to, split_words.low);
+    V::store_words(to + step, split_words.high);
+  }
+};
+
+// int8 caches whose tiles `Codes` unpacks to those of `Kind` before they are used: for many rows. The
+// sums are those of Codes, bit by bit: both take single codes, or pairs, in the same order.
+template <class V, template <class> class Kind, template <class> class Codes>
+struct Unpacked : Kind<V> {
+  static constexpr bool kScaled = true;
+  using Packed = Codes<V>;
+};
+template <class K, class = void>
+struct Unpacking {
+  static constexpr bool kNeeded = false;
+};
+template <class K>
+struct Unpacking<K, typename std::enable_if<(sizeof(typename K::Packed) > 0)>::type> {
+  static constexpr bool kNeeded = true;
 };
 
 // e^x for x <= 0, to one unit in the last place or two: 2^n times a polynomial of the rest, whose
@@ -159,7 +220,7 @@ PAGEMILL_INLINE void score_tiles(const typename K::Operand* q, const char* const
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sums[r][c] = V::zero();
   // Codes are padded to whole words.
-  const int words = (K::kScaled ? head_dim + K::kWidth - 1 : head_dim) / K::kWidth;
+  const int words = (K::kWidth == 4 ? head_dim + 3 : head_dim) / K::kWidth;
   for (int i = 0; i < words; ++i) {
     for (int c = 0; c < C; ++c) {
       if (Ahead) __builtin_prefetch(v[c] + i * 64);
@@ -372,6 +433,7 @@ class Attend {
       for (int t = 0; t < kSegmentTiles; ++t) {
         k_[t] = gathered_ + t * tile_bytes;
         v_[t] = gathered_ + (kSegmentTiles + t) * tile_bytes;
+        set_scales(t, k_[t], v_[t]);
       }
       for (int64_t key = low; key < high; ++key) gather(segment * kSegmentKeys + key, key);
       return;
@@ -381,9 +443,37 @@ class Attend {
       const int64_t head = unit_.blocks[at / layer_.block_size] * layer_.num_kv_heads + unit_.kv_head;
       const int64_t tile =
           head * (layer_.block_size / kTileKeys) + at % layer_.block_size / kTileKeys;
-      k_[t] = layer_.k_pool + tile * tile_bytes;
-      v_[t] = layer_.v_pool + tile * tile_bytes;
+      const char *k = layer_.k_pool + tile * tile_bytes, *v = layer_.v_pool + tile * tile_bytes;
+      k_[t] = k;
+      v_[t] = v;
+      set_scales(t, k, v);
+      if constexpr (Unpacking<K>::kNeeded) unpack(t, k, v);
     }
+  }
+
+  // Where a tile's scales stand.
+  void set_scales(int64_t t, const char* k, const char* v) {
+    if (!K::kScaled) return;
+    k_scales_[t] = reinterpret_cast<const float*>(k + kTileKeys * layer_.coded_dim());
+    v_scales_[t] = reinterpret_cast<const float*>(v + kTileKeys * layer_.coded_dim());
+  }
+
+  // Unpack a tile of codes into the scratch memory and point k_ and v_ there. A row of V is written in
+  // whole vectors: what goes past its end is overwritten, from the last vector of all rows to the first.
+  void unpack(int64_t t, const char* k, const char* v) {
+    using P = typename K::Packed;
+    const int64_t dim = layer_.head_dim, row_bytes = dim * 4;
+    const int64_t unpacked_bytes = kTileKeys / P::kWidth * P::kRows * row_bytes;
+    char* to_k = gathered_ + t * unpacked_bytes;
+    char* to_v = gathered_ + (kSegmentTiles + t) * unpacked_bytes;
+    for (int64_t i = 0; i < dim / P::kWidth; ++i)
+      P::unpack(V::load_words(k + i * 64), to_k + i * P::kRows * 64, 64);
+    for (int64_t quad = 0; quad < kTileKeys / P::kWidth; ++quad)
+      for (int64_t d = (dim - 1) / 16 * 16; d >= 0; d -= 16)
+        P::unpack(V::load_words_to(v + quad * row_bytes + d * 4, static_cast<int>(least(16, dim - d))),
+                  to_v + quad * P::kRows * row_bytes + d * 4, row_bytes);
+    k_[t] = to_k;
+    v_[t] = to_v;
   }
 
   // Bring one token's key and value from a block without tiles into the gathered ones.
@@ -404,10 +494,6 @@ class Attend {
     }
   }
 
-  // The scales of a tile's tokens.
-  F scales(const char* tile) const {
-    return V::load(reinterpret_cast<const float*>(tile + kTileKeys * layer_.coded_dim()));
-  }
 
   static void store_key(const char* from, char* tile, int64_t key, int64_t dim, int64_t item) {
     if (item == 4) {
@@ -481,7 +567,7 @@ class Attend {
     F best = lowest;
     for (int64_t t = from; t < to; ++t) {
       F x = V::load(s + t * kTileKeys);
-      if (K::kScaled) x = V::mul(x, scales(k_[t]));
+      if (K::kScaled) x = V::mul(x, V::load(k_scales_[t]));
       x = V::mul(x, scale);
       if (layer_.softcap != 0.0f) x = cap(x);
       if (cut(t, seen)) x = keep(x, t, seen, lowest);
@@ -496,7 +582,7 @@ class Attend {
       if (cut(t, seen)) x = keep(x, t, seen, V::zero());
       if (K::kScaled) {
         // What stands for the scale of a token that is not seen may be anything.
-        F scaled = V::mul(x, scales(v_[t]));
+        F scaled = V::mul(x, V::load(v_scales_[t]));
         if (cut(t, seen)) scaled = keep(scaled, t, seen, V::zero());
         K::store_weights(p + t * kTileKeys, scaled);
         sum = V::add(sum, x);
@@ -630,6 +716,7 @@ class Attend {
   float *values_, *highest_, *totals_;  // [rows]: what is merged so far
   char* gathered_;
   const char *k_[kSegmentTiles], *v_[kSegmentTiles];
+  const float *k_scales_[kSegmentTiles], *v_scales_[kSegmentTiles];  // of int8 caches
 };
 
 template <class V, template <class> class Kind>
@@ -640,6 +727,22 @@ const Kernels* kernels() {
       },
       [](const Layer& layer, const Unit& unit, char* scratch) {
         Attend<V, Kind<V>>(layer, unit, scratch).merge();
+      }};
+  return &both;
+}
+
+// int8 caches: units of many rows unpack each tile once, others as they go.
+template <class V, template <class> class Kind, template <class> class Codes>
+const Kernels* coded_kernels() {
+  static constexpr Kernels both = {
+      [](const Layer& layer, const Unit& unit, char* scratch) {
+        if (unit.rows > V::kMaxRows && layer.tiled() && layer.head_dim % 4 == 0)
+          Attend<V, Unpacked<V, Kind, Codes>>(layer, unit, scratch).attend();
+        else
+          Attend<V, Codes<V>>(layer, unit, scratch).attend();
+      },
+      [](const Layer& layer, const Unit& unit, char* scratch) {
+        Attend<V, Codes<V>>(layer, unit, scratch).merge();
       }};
   return &both;
 }

@@ -91,7 +91,7 @@ struct Portable {
 
 const Kernels* portable_f32() { return kernels<Portable, Floats>(); }
 const Kernels* portable_bf16() { return kernels<Portable, WidePairs>(); }
-const Kernels* portable_int8() { return kernels<Portable, Quads>(); }
+const Kernels* portable_int8() { return coded_kernels<Portable, Floats, Quads>(); }
 
 }  // namespace attention_detail
 }  // namespace pagemill

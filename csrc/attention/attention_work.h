@@ -69,11 +69,13 @@ struct Kernels {
 PAGEMILL_INLINE int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Bytes of scratch that one thread's `attend` or `merge` uses. Queries, scores and weights of a tile of
-// rows, a segment's values, running values and sums, and a segment's K and V where they are gathered.
-PAGEMILL_INLINE int64_t unit_scratch_bytes(int64_t head_dim, int64_t block_size, int64_t rows) {
+// rows, a segment's values, running values and sums, and a segment's K and V where they are gathered or
+// unpacked.
+PAGEMILL_INLINE int64_t unit_scratch_bytes(int64_t head_dim, int64_t rows) {
   const int64_t dim = (head_dim + 15) / 16 * 16;
-  // (An int8 token has up to three codes more than elements, and a scale.)
-  const int64_t gathered = block_size % kTileKeys == 0 ? 0 : 2 * kSegmentKeys * (head_dim + 2) * 4;
+  // Tiles that are gathered or unpacked; an int8 token has up to three codes more than elements, and a
+  // scale.
+  const int64_t gathered = 2 * kSegmentKeys * (head_dim + 2) * 4;
   return round_up(rows * (dim + 16) * 4) + kMostRows * kSegmentKeys * 6 + kMostRows * dim * 4 +
          round_up(rows * dim * 4) + 2 * round_up((rows + 16) * 4) + round_up(gathered) + 1024;
 }
@@ -90,6 +92,7 @@ const Kernels* avx512_bf16_pairs();
 const Kernels* portable_int8();
 const Kernels* avx2_int8();
 const Kernels* avx512_int8();
+const Kernels* avx512_int8_pairs();
 
 }  // namespace attention_detail
 }  // namespace pagemill

@@ -152,7 +152,6 @@ class CPUAttention:
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
-            block_size,
             max_tokens,
             max_len,
             max(extension.num_threads(), host.num_threads(None)),
