@@ -3,10 +3,10 @@
     python -m benchmarks.step_overhead [--seqs 1,64] [--dtype bfloat16] [--threads 2] [--steps 100]
 
 For each number of sequences, each way of sampling, and with recorded steps and without (`enforce_eager`),
-all in turn: the milliseconds of a step by part, how many of them passed in native kernels, and the share
-of the rest, which is Python's and torch's. "execute" holds "prepare", "model" (the forward pass and the
+all in turn: the milliseconds of a step by part, and how many of them the engine's thread computed outside
+native kernels, in Python and in torch, as processor time, which other processes do not add to. "execute" holds "prepare", "model" (the forward pass and the
 logits) and "sample". The whole step is taken from outside, statistics included. Medians; on a busy
-machine take `--best`: the step with the least total.
+machine take `--best`, the least of each figure.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def measure(
     for _ in range(num_steps):
         if module is not None:
             module.kernel_seconds(True)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         engine.step()
-        total = time.perf_counter() - start
+        cpu, total = time.thread_time() - cpu_start, time.perf_counter() - start
         kernels = 0.0 if module is None else module.kernel_seconds(False)
         assert recorder.last is not None and recorder.last.iteration_tokens == num_seqs
-        steps.append({**recorder.last.timings_s, "total": total, "kernels": kernels})
+        steps.append({**recorder.last.timings_s, "total": total, "outside": cpu - kernels})
     engine.abort_request([str(i) for i in range(num_seqs)])
     recorder.last = None
     while engine.has_unfinished_requests():
@@ -82,17 +82,13 @@ def measure(
 
 def report(steps: list[dict[str, float]], best: bool) -> str:
     """Return one line."""
-    if best:
-        part_of = min(steps, key=lambda step: step["total"])
-    else:
-        part_of = {part: statistics.median(step[part] for step in steps) for part in steps[0]}
-    ms = {part: seconds * 1e3 for part, seconds in part_of.items()}
-    total, kernels = ms.pop("total"), ms.pop("kernels")
+    middle = min if best else statistics.median
+    ms = {part: 1e3 * middle(step[part] for step in steps) for part in steps[0]}
+    total, outside = ms.pop("total"), ms.pop("outside")
     parts = "  ".join(f"{part} {value:.2f}" for part, value in ms.items())
-    share = 100 * (total - kernels) / total
     return (
-        f"step {total:8.2f} ms  kernels {kernels:8.2f}  outside {total - kernels:6.2f} ms = "
-        f"{share:4.1f} %  ({parts})"
+        f"step {total:8.2f} ms  outside kernels {outside:6.2f} ms = "
+        f"{100 * outside / total:4.1f} %  ({parts})"
     )
 
 

@@ -11,6 +11,7 @@
 #include "attention/attention.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "embedding/embedding.h"
 #include "limits/limits.h"
 #include "linear/linear.h"
 #include "linear_int8/linear_int8.h"
@@ -42,9 +43,12 @@ NB_MODULE(_C, m) {
   m.def("linear_int8", recorded(&linear_int8), Free());
   m.def("linear_int8_scratch_bytes", &linear_int8_scratch_bytes);
   m.def("peak_int8_ops", &peak_int8_ops, Free());
+  m.def("embedding", recorded(&embedding), Free());
   m.def("rms_norm", recorded(&rms_norm), Free());
   m.def("layer_norm", recorded(&layer_norm), Free());
   m.def("rotate_heads", recorded(&rotate_heads), Free());
+  m.def("rope_angles", recorded(&rope_angles), Free());
+  m.def("scale", recorded(&scale), Free());
   m.def("soft_cap", recorded(&soft_cap), Free());
   m.def("best_rows", recorded(&best_rows), Free());
   m.def("draw_rows", recorded(&draw_rows), Free());

@@ -91,6 +91,7 @@ def linear_int8(
 ) -> None: ...
 def linear_int8_scratch_bytes() -> int: ...
 def peak_int8_ops(rounds: int, /) -> float: ...
+def embedding(ids: int, count: int, table: int, n: int, row_bytes: int, out: int, /) -> None: ...
 def rms_norm(
     x: int,
     x_stride: int,
@@ -173,6 +174,18 @@ def penalize_row(
     presence: float,
     /,
 ) -> None: ...
+def rope_angles(
+    positions: int,
+    count: int,
+    inv_freq: int,
+    half: int,
+    scaling: float,
+    cos: int,
+    sin: int,
+    dtype: int,
+    /,
+) -> None: ...
+def scale(x: int, count: int, factor: float, dtype: int, /) -> None: ...
 def soft_cap(x: int, count: int, cap: float, /) -> None: ...
 
 class QMatrix:

@@ -53,4 +53,14 @@ void layer_norm(uintptr_t x, int64_t x_stride, int64_t rows, int64_t size, uintp
   run(pick(kTable)()->layer_norm[dtype], call, rows);
 }
 
+void scale(uintptr_t x, int64_t count, float factor, int dtype) {
+  check(dtype == 0 || dtype == 1, "scale", "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check(count >= 0 && (count == 0 || x != 0), "scale", "x", "must be count >= 0 numbers");
+  const auto run = pick(kTable)()->scale[dtype];
+  const int64_t bytes = dtype == 0 ? 4 : 2;
+  parallel_for(count, kSerial, [&](int64_t first, int64_t last) {
+    run(reinterpret_cast<char*>(x) + first * bytes, last - first, factor);
+  });
+}
+
 }  // namespace pagemill

@@ -22,6 +22,7 @@ using RowsFn = void (*)(const Rows&, int64_t first, int64_t last);
 // By dtype: float32, bfloat16.
 struct Kernels {
   RowsFn rms_norm[2], layer_norm[2];
+  void (*scale[2])(void* x, int64_t count, float factor);
 };
 
 const Kernels* portable_kernels();

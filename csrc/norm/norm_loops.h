@@ -57,8 +57,17 @@ void layer_norm_rows(const Rows& rows, int64_t first, int64_t last) {
   }
 }
 
+template <class T>
+void scale_run(void* x, int64_t count, float factor) {
+  T* numbers = static_cast<T*>(x);
+  for_lanes(count, [&](int64_t, const auto& get, const auto& put) {
+    put(numbers, get(numbers) * factor);
+  });
+}
+
 constexpr Kernels kKernels = {{rms_norm_rows<float>, rms_norm_rows<bf16>},
-                              {layer_norm_rows<float>, layer_norm_rows<bf16>}};
+                              {layer_norm_rows<float>, layer_norm_rows<bf16>},
+                              {scale_run<float>, scale_run<bf16>}};
 
 }  // namespace
 }  // namespace pagemill::norm_detail

@@ -1,10 +1,12 @@
 #include "rope/rope.h"
 
+#include <cmath>
 #include <vector>
 
 #include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/vec.h"
 #include "rope/rope_kernels.h"
 
 namespace pagemill {
@@ -18,6 +20,23 @@ constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_ke
 
 // Fewer numbers than these are not worth waking other threads for.
 constexpr int64_t kSerial = 1 << 14;
+constexpr int64_t kSerialAngles = 1 << 10;
+
+void put(float* to, float x) { *to = x; }
+void put(bf16* to, float x) { *to = to_bf16(x); }
+
+template <class T>
+void fill_angles(const int64_t* positions, int64_t first, int64_t last, const float* inv_freq,
+                 int64_t half, float scaling, T* cos, T* sin) {
+  for (int64_t i = first; i < last; ++i) {
+    const float position = static_cast<float>(positions[i]);
+    for (int64_t j = 0; j < half; ++j) {
+      const float angle = position * inv_freq[j];
+      put(cos + i * half + j, std::cos(angle) * scaling);
+      put(sin + i * half + j, std::sin(angle) * scaling);
+    }
+  }
+}
 
 }  // namespace
 
@@ -44,6 +63,27 @@ void rotate_heads(uintptr_t data, int64_t token_stride, int64_t tokens, int64_t 
     thread_local std::vector<float> room;
     if (static_cast<int64_t>(room.size()) < 2 * head_dim) room.resize(2 * head_dim);
     rotate(heads, first, last, room.data());
+  });
+}
+
+void rope_angles(uintptr_t positions, int64_t count, uintptr_t inv_freq, int64_t half, float scaling,
+                 uintptr_t cos, uintptr_t sin, int dtype) {
+  constexpr const char* kOp = "rope_angles";
+  check(dtype == 0 || dtype == 1, kOp, "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check(count >= 0 && half >= 0, kOp, "sizes", "must be at least 0");
+  if (count == 0 || half == 0) return;
+  check(positions != 0 && inv_freq != 0 && cos != 0 && sin != 0, kOp, "arguments",
+        "must not be null");
+  const auto* where = reinterpret_cast<const int64_t*>(positions);
+  const auto* frequencies = reinterpret_cast<const float*>(inv_freq);
+  const bool serial = count * half < kSerialAngles;
+  parallel_for(count, serial ? count : 1, [&](int64_t first, int64_t last) {
+    if (dtype == 0)
+      fill_angles(where, first, last, frequencies, half, scaling, reinterpret_cast<float*>(cos),
+                  reinterpret_cast<float*>(sin));
+    else
+      fill_angles(where, first, last, frequencies, half, scaling, reinterpret_cast<bf16*>(cos),
+                  reinterpret_cast<bf16*>(sin));
   });
 }
 

@@ -17,4 +17,9 @@ void rotate_heads(uintptr_t heads, int64_t token_stride, int64_t tokens, int64_t
                   int64_t head_dim, uintptr_t weight, float eps, float offset, uintptr_t cos,
                   uintptr_t sin, int64_t half, bool interleaved, int dtype);
 
+// cos and sin [count, half] of `dtype` become scaling * cos and sin of positions[count] (int64) times
+// inv_freq[half] (float32), computed in float32 and rounded once. Each depends on its position alone.
+void rope_angles(uintptr_t positions, int64_t count, uintptr_t inv_freq, int64_t half, float scaling,
+                 uintptr_t cos, uintptr_t sin, int dtype);
+
 }  // namespace pagemill

@@ -1,7 +1,8 @@
 #include "tape/tape.h"
 
+#include <time.h>
+
 #include <atomic>
-#include <chrono>
 
 namespace pagemill {
 namespace {
@@ -11,9 +12,9 @@ std::atomic<bool> counting{false};
 std::atomic<int64_t> spent_ns{0};
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
 }  // namespace

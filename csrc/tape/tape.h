@@ -44,7 +44,8 @@ class Tape {
   std::vector<Call> calls_;
 };
 
-// Seconds that bound operations ran since the last call; counted once it was called with true.
+// Processor seconds of calling threads inside bound operations since the last call; they are counted
+// once it was called with true.
 double kernel_seconds(bool count);
 
 // Adds its own life to kernel_seconds.

@@ -19,6 +19,7 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.shape = LinearShape(size, vocab_size, bias=False)
         self.quant = build.quant
+        self.ops = build.ops
         self.quant.create_weights(self, self.shape, build.dtype, build.device)
         # Rounded to the model's dtype first, as the published code does.
         self.scale = None if scale is None else float(torch.tensor(scale, dtype=build.dtype))
@@ -26,7 +27,7 @@ class TokenEmbedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return [num_tokens, size] of token_ids [num_tokens] int64: a fresh tensor."""
         rows = self.quant.rows(self, token_ids)
-        return rows if self.scale is None else rows.mul_(self.scale)
+        return rows if self.scale is None else self.ops.scale(rows, self.scale)
 
     def targets(self, part: str) -> dict[str, Target]:
         """Return the matrix."""

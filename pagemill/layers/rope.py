@@ -29,9 +29,12 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import CheckpointError
-from pagemill.ops.base import Rotation
+from pagemill.ops import reference
+from pagemill.ops.base import LayerOps, Rotation
+from pagemill.ops.plain import PlainOps
 
 DEFAULT_BASE = 10000.0
+_PLAIN = PlainOps()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,17 +53,13 @@ class Rope:
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return float32 cos and sin, each [num_tokens, rotary_dim / 2], of int64 positions."""
         inv_freq = self.inv_freq.to(positions.device)
-        angles = positions.to(torch.float32).unsqueeze(1) * inv_freq
-        cos, sin = angles.cos(), angles.sin_()
-        if self.attention_scaling != 1.0:
-            cos.mul_(self.attention_scaling)
-            sin.mul_(self.attention_scaling)
-        return cos, sin
+        return reference.angles(positions, inv_freq, self.attention_scaling)
 
-    def prepare(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    def prepare(self, positions: Tensor, dtype: torch.dtype, ops: LayerOps = _PLAIN) -> Rotation:
         """Return the rotation of a step's tokens; positions [num_tokens] int64."""
-        cos, sin = self.cos_sin(positions)
-        return Rotation(cos.to(dtype), sin.to(dtype), self.style)
+        inv_freq = self.inv_freq.to(positions.device)
+        cos, sin = ops.angles(positions, inv_freq, self.attention_scaling, dtype)
+        return Rotation(cos, sin, self.style)
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,30 +223,10 @@ class DecoderLM(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """Return hidden states [num_tokens, hidden]; both inputs are [num_tokens] int64."""
-        return self.run(self.embed(token_ids, positions), self.rotations(positions), attend)
-
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the residual stream [num_tokens, hidden] before the first layer: a fresh tensor."""
-        x = self.embedding.forward(token_ids)
-        if self.project_in is not None:
-            x = self.project_in.forward(x)
-        if self.positions is not None:
-            x.add_(self.positions.forward(positions))
-        return x
-
-    def rotations(self, positions: Tensor) -> list[Rotation]:
-        """Return the angles of a step's tokens, one object a rope: once a step, not once a layer."""
-        return [rope.prepare(positions, self.build.dtype) for rope in self.ropes]
-
-    def run(self, x: Tensor, rotations: Sequence[Rotation], attend: StepAttention) -> Tensor:
-        """Return hidden states [num_tokens, hidden] of the residual stream, whose memory is used."""
-        for layer, rope in zip(self._layers(), self.layer_ropes, strict=True):
-            x = layer.forward(x, rotations[rope] if rotations else None, attend)
-        if self.norm is not None:
-            x = self.norm.forward(x)
-        if self.project_out is not None:
-            x = self.project_out.forward(x)
-        return x
+        # Once a step, not once a layer.
+        build = self.build
+        rotations = [rope.prepare(positions, build.dtype, build.ops) for rope in self.ropes]
+        return self._run(self._embed(token_ids, positions), rotations, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] of hidden rows; only rows that need them are passed."""
@@ -270,6 +250,23 @@ class DecoderLM(nn.Module):
 
     def _layers(self) -> Sequence[DecoderLayer]:
         return cast("Sequence[DecoderLayer]", self.layers)
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.embedding.forward(token_ids)
+        if self.project_in is not None:
+            x = self.project_in.forward(x)
+        if self.positions is not None:
+            x.add_(self.positions.forward(positions))
+        return x
+
+    def _run(self, x: Tensor, rotations: list[Rotation], attend: StepAttention) -> Tensor:
+        for layer, rope in zip(self._layers(), self.layer_ropes, strict=True):
+            x = layer.forward(x, rotations[rope] if rotations else None, attend)
+        if self.norm is not None:
+            x = self.norm.forward(x)
+        if self.project_out is not None:
+            x = self.project_out.forward(x)
+        return x
 
 
 def read_rope(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from pagemill.ops.reference import rotary_embed, rotate
@@ -77,6 +78,19 @@ class LayerOps(Protocol):
 
         q and k are normed and turned first. The memory of `qkv` may be used for the results.
         """
+        ...
+
+    def angles(
+        self, positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return scaling * cos and sin, each [num_tokens, rotary_dim / 2] of `dtype`.
+
+        positions [num_tokens] int64; inv_freq [rotary_dim / 2] float32, radians a position.
+        """
+        ...
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """Multiply contiguous x in place, and return it."""
         ...
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:

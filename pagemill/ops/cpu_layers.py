@@ -20,6 +20,18 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _STYLES = {"neox": False, "interleaved": True}
 
 
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """Return rows `ids` [count] int64 of table [rows, size], [count, size]."""
+    assert ids.dtype == torch.int64 and table.is_contiguous()
+    rows, size = table.shape
+    out = torch.empty(ids.shape[0], size, dtype=table.dtype)
+    _C.embedding(
+        ids.contiguous().data_ptr(), ids.shape[0], table.data_ptr(), rows,
+        size * table.element_size(), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, residual: Tensor | None = None
 ) -> Tensor:
@@ -79,6 +91,28 @@ def rotate_heads(
     return heads
 
 
+def angles(
+    positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [num_tokens, half] of int64 positions, float32 until they are rounded."""
+    count, half = positions.shape[0], inv_freq.shape[0]
+    assert positions.dtype == torch.int64 and inv_freq.dtype == torch.float32
+    assert positions.is_contiguous() and inv_freq.is_contiguous()
+    cos, sin = torch.empty(count, half, dtype=dtype), torch.empty(count, half, dtype=dtype)
+    _C.rope_angles(
+        positions.data_ptr(), count, inv_freq.data_ptr(), half, scaling, cos.data_ptr(),
+        sin.data_ptr(), _DTYPES[dtype],
+    )  # fmt: skip
+    return cos, sin
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """Multiply x in place, and return it."""
+    assert x.is_contiguous()
+    _C.scale(x.data_ptr(), x.numel(), factor, _DTYPES[x.dtype])
+    return x
+
+
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """Cap float32 x in place, and return it."""
     assert x.dtype == torch.float32 and x.is_contiguous()
@@ -91,6 +125,8 @@ class NativeOps:
 
     rms_norm = staticmethod(rms_norm)
     layer_norm = staticmethod(layer_norm)
+    angles = staticmethod(angles)
+    scale = staticmethod(scale)
     soft_cap = staticmethod(soft_cap)
 
     def split_heads(

@@ -91,4 +91,5 @@ def _stride(logits: Floats) -> int:
 
 
 def _address(array: NDArray[np.generic]) -> int:
-    return int(array.ctypes.data)
+    address: int = array.__array_interface__["data"][0]
+    return address

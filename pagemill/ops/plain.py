@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pagemill.ops import reference
@@ -42,6 +43,17 @@ class PlainOps:
         if rotation is not None:
             qk = rotation.apply_one(qk)
         return qk[:, : shape.num_heads], qk[:, shape.num_heads :], v
+
+    def angles(
+        self, positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Compute in float32, then round."""
+        cos, sin = reference.angles(positions, inv_freq, scaling)
+        return cos.to(dtype), sin.to(dtype)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """Multiply."""
+        return x.mul_(factor)
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Divide, take the tangent, multiply."""

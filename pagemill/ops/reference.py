@@ -203,6 +203,16 @@ def gelu_and_mul(gate_up: Tensor, *, approximate: str = "none") -> Tensor:
     return F.gelu(gate, approximate=approximate).mul_(up)
 
 
+def angles(positions: Tensor, inv_freq: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Return float32 cos and sin, each [num_tokens, half], of positions [num_tokens] * inv_freq [half]."""
+    turns = positions.to(torch.float32).unsqueeze(1) * inv_freq
+    cos, sin = turns.cos(), turns.sin_()
+    if scaling != 1.0:
+        cos.mul_(scaling)
+        sin.mul_(scaling)
+    return cos, sin
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, style: str = "neox") -> Tensor:
     """Return x with pairs of its first elements turned by an angle. Su et al. 2021 (RoPE).
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagemill.device.host_memory import lazy_zeros
 from pagemill.ops import cpu as native_ops
+from pagemill.ops import cpu_layers
 from pagemill.ops import reference as ops
 from pagemill.quant.base import LinearShape
 from pagemill.quant.none import Unquantized, activation_outputs
@@ -89,7 +89,7 @@ class NativeDense(Unquantized):
         """Look the rows up; in the tiles, if the matrix is also a head."""
         weight = cast("Tensor | None", layer.weight)
         if weight is not None:
-            return F.embedding(ids, weight)
+            return cpu_layers.embedding(ids, weight)
         shape = _shape(layer)
         return native_ops.linear_rows(
             ids, cast(Tensor, layer.packed), shape.out_features, shape.in_features

@@ -50,6 +50,7 @@ class ModelRunner:
         `forward` None is the model's own; one that takes its place gives the same bits.
         """
         self._model = model
+        self._attention_specs = model.attention_specs
         self._forward: Forward = forward or model.forward
         self._backend = backend
         self._kv = kv
@@ -72,7 +73,7 @@ class ModelRunner:
             self._table, step.scheduled, self._kv.block_size, self._device.torch_device
         )
         attend = StepAttention(
-            self._backend, self._model.attention_specs, self._kv.layers, batch.attention
+            self._backend, self._attention_specs, self._kv.layers, batch.attention
         )
         prepared = time.perf_counter()
         hidden = self._forward(batch.token_ids, batch.positions, attend)

@@ -1,12 +1,9 @@
 """Steps of few tokens without Python between the kernels: recorded once, then replayed.
 
 In decoding one sequence, Python would take more time between the native calls than some of them do. So
-the calls of a forward pass, all that lies between the embedding and the last norm, are recorded with the
-addresses they use (csrc/tape), and replayed in one call for every later step of as many tokens:
-
-    embed, angles      plain, in every step; copied to where the recording has them
-    layers, last norm  replayed; attention gets the new step's plan
-    logits, sampling   plain
+the calls of a forward pass, from the embedding to the last norm, are recorded with the addresses they
+use (csrc/tape), and made again in one call for every later step of as many tokens. Token ids and
+positions are copied to where the recording has them; attention gets the new step's plan.
 
 While it is recorded, a pass gets its temporary tensors from an arena that stays. A recording is used
 only after it has given, from an arena full of NaN, the bits that the plain pass gave: whatever a model
@@ -18,7 +15,7 @@ from __future__ import annotations
 import mmap
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,29 +27,12 @@ from pagemill.attention.base import StepAttention
 from pagemill.attention.cpu import CPUAttention, CPUPlan
 from pagemill.log import get_logger
 from pagemill.models.base import CausalLM
-from pagemill.ops.base import Rotation
 
 logger = get_logger(__name__)
 
 MAX_TOKENS = 16  # of a recorded step: in larger ones Python's share is small
 _SEEN_FIRST = 8  # plain steps of as many tokens before one is recorded: it costs three steps
 _ALIGNMENT = 64
-
-
-class StagedLM(CausalLM, Protocol):
-    """A model whose forward has these parts."""
-
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the residual stream [num_tokens, hidden]: a fresh tensor."""
-        ...
-
-    def rotations(self, positions: Tensor) -> list[Rotation]:
-        """Return the angles of the step, one object a kind of layer."""
-        ...
-
-    def run(self, x: Tensor, rotations: Sequence[Rotation], attend: StepAttention) -> Tensor:
-        """Return hidden states of the stream x, whose memory may be used."""
-        ...
 
 
 def arena_bytes(model: CausalLM) -> int:
@@ -63,7 +43,7 @@ def arena_bytes(model: CausalLM) -> int:
 class ReplayedForward:
     """A model's forward that replays what it can. Its result is valid until the next call."""
 
-    def __init__(self, model: StagedLM, backend: CPUAttention) -> None:
+    def __init__(self, model: CausalLM, backend: CPUAttention) -> None:
         self._model = model
         self._backend = backend
         self._arena = _Arena(arena_bytes(model))
@@ -73,36 +53,35 @@ class ReplayedForward:
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """Return hidden states [num_tokens, hidden], the same bits as the model's own forward."""
-        model, count = self._model, len(token_ids)
-        x, rotations = model.embed(token_ids, positions), model.rotations(positions)
+        count = len(token_ids)
         recording = self._recordings.get(count)
         if recording is not None:
-            return recording.replay(x, rotations, attend)
+            return recording.replay(token_ids, positions, attend)
         if self._records and count <= MAX_TOKENS:
             self._seen[count] += 1
             if self._seen[count] > _SEEN_FIRST:
-                return self._record(x, rotations, attend)
-        return model.run(x, rotations, attend)
+                return self._record(token_ids, positions, attend)
+        return self._model.forward(token_ids, positions, attend)
 
     @property
     def recorded_counts(self) -> tuple[int, ...]:
         """Return the numbers of tokens whose steps are replayed."""
         return tuple(sorted(self._recordings))
 
-    def _record(self, x: Tensor, rotations: Sequence[Rotation], attend: StepAttention) -> Tensor:
+    def _record(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """Run plainly, note the calls, and keep them if they do the same again."""
-        recording = _Recording(self._backend, x, rotations)
+        recording = _Recording(self._backend, token_ids, positions)
         foreign = recording.record(self._model, self._arena, attend)
         result = recording.hidden.clone()
         if foreign is None:
             self._arena.scribble()
-            again = recording.replay(x, rotations, attend)
+            again = recording.replay(token_ids, positions, attend)
             if torch.equal(_bits(again), _bits(result)):
-                self._recordings[len(x)] = recording
+                self._recordings[len(token_ids)] = recording
                 return result
             foreign = "something that is neither torch's nor recorded"
             # The replay may have written other keys and values than the pass.
-            result = self._model.run(x, rotations, attend)
+            result = self._model.forward(token_ids, positions, attend)
         self._records = False
         logger.debug("steps are not replayed: between native calls the model runs %s", foreign)
         return result
@@ -111,32 +90,29 @@ class ReplayedForward:
 class _Recording:
     """The calls of one pass, and where its inputs and its result are."""
 
-    def __init__(self, backend: CPUAttention, x: Tensor, rotations: Sequence[Rotation]) -> None:
+    def __init__(self, backend: CPUAttention, token_ids: Tensor, positions: Tensor) -> None:
         self._backend = backend
         self._tape = native.required().Tape()
-        self._x = x.clone()
-        self._rotations = [Rotation(r.cos.clone(), r.sin.clone(), r.style) for r in rotations]
-        self.hidden = self._x
+        self._token_ids, self._positions = token_ids.clone(), positions.clone()
+        self.hidden = torch.empty(0)
 
-    def record(self, model: StagedLM, arena: _Arena, attend: StepAttention) -> str | None:
+    def record(self, model: CausalLM, arena: _Arena, attend: StepAttention) -> str | None:
         """Run the model; return what it did beside native calls, if anything."""
         with _Watch(arena) as watch:
             self._tape.start()
             try:
-                self.hidden = model.run(self._x, self._rotations, attend)
+                self.hidden = model.forward(self._token_ids, self._positions, attend)
             finally:
                 self._tape.stop()
         foreign: str | None = watch.foreign
         return foreign
 
-    def replay(self, x: Tensor, rotations: Sequence[Rotation], attend: StepAttention) -> Tensor:
+    def replay(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """Return the hidden states of a step of as many tokens."""
         plan: CPUPlan = attend.plan
-        for own, new in zip(self._rotations, rotations, strict=True):
-            own.cos.copy_(new.cos)
-            own.sin.copy_(new.sin)
+        self._token_ids.copy_(token_ids)
+        self._positions.copy_(positions)
         while True:
-            self._x.copy_(x)
             scratch = self._backend.scratch
             needed = self._tape.replay(plan.native, scratch.data_ptr(), scratch.numel())
             if not needed:

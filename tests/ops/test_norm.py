@@ -213,3 +213,28 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         module.layer_norm(64, 1, 1, 1, 0, 0, 1e-6, 7, 64, 1)
     with pytest.raises(ValueError, match="soft_cap: cap must be positive"):
         module.soft_cap(64, 1, 0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(rows=ROWS, size=SIZES, seed=SEEDS)
+def test_scaling_has_torchs_bits(
+    isa: str, dtype: torch.dtype, rows: int, size: int, seed: int
+) -> None:
+    x = draw(rows, size, seed=seed, dtype=dtype)
+    want = x * 25.25
+    got = ops.scale(x, 25.25)
+    assert got is x and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(rows=st.integers(1, 40), size=SIZES, count=st.integers(0, 200), seed=SEEDS)
+def test_rows_of_a_plain_matrix_are_copied(
+    isa: str, dtype: torch.dtype, rows: int, size: int, count: int, seed: int
+) -> None:
+    table = draw(rows, size, seed=seed, dtype=dtype)
+    ids = torch.randint(0, rows, (count,), generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(ops.embedding(ids, table), table[ids])
+    with pytest.raises(ValueError, match="embedding: ids must be rows"):
+        ops.embedding(torch.tensor([rows]), table)

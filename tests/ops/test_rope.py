@@ -142,3 +142,35 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         module.rotate_heads(64, 8, 1, 1, 8, 0, 0.0, 0.0, 64, 0, 4, False, 0)
     with pytest.raises(ValueError, match="rotate_heads: token_stride"):
         module.rotate_heads(64, 4, 2, 1, 8, 0, 0.0, 0.0, 64, 64, 4, False, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(
+    count=st.integers(0, 50), half=st.integers(1, 70), seed=st.integers(0, 1 << 20),
+    scaling=st.sampled_from([1.0, 1.19]),
+)  # fmt: skip
+def test_angles_agree_with_float64(
+    isa: str, dtype: torch.dtype, count: int, half: int, seed: int, scaling: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(0, 200_000, (count,), generator=generator)
+    inv_freq = 10000.0 ** (-torch.arange(half) / half)
+    turns = (positions.float()[:, None] * inv_freq).double()  # the angle itself is float32
+    for got, exact in zip(
+        ops.angles(positions, inv_freq, scaling, dtype), (turns.cos(), turns.sin()), strict=True
+    ):
+        assert got.shape == (count, half) and got.dtype == dtype
+        tolerance = 2.0**-8 if dtype == torch.bfloat16 else 3e-7
+        torch.testing.assert_close(got.double(), scaling * exact, rtol=tolerance, atol=3e-7)
+
+
+def test_the_angles_of_a_position_are_the_same_among_others(isa: str) -> None:
+    module = native.required()
+    positions, inv_freq = torch.arange(0, 60_000, 200), 10000.0 ** (-torch.arange(32) / 32)
+    module.set_num_threads(2)
+    cos, sin = ops.angles(positions, inv_freq, 1.0, torch.float32)
+    module.set_num_threads(1)
+    for i in (0, 1, 150, 299):
+        alone = ops.angles(positions[i : i + 1], inv_freq, 1.0, torch.float32)
+        assert torch.equal(alone[0][0], cos[i]) and torch.equal(alone[1][0], sin[i])
