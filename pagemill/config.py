@@ -87,6 +87,7 @@ class CacheConfig:
     dtype: str  # key of DTYPE_BYTES, or "int8"
     gpu_memory_utilization: float  # share of the memory available at start
     kv_cache_memory_bytes: int | None  # sets the pool outright
+    enable_prefix_caching: bool
     num_blocks: int | None = None  # None until the memory plan is made
 
 

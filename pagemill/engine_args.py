@@ -138,9 +138,8 @@ class EngineArgs:
         unsupported="this version preempts by recompute only and swaps nothing",
     )  # fmt: skip
     enable_prefix_caching: bool | None = arg(
-        None, "cache", "find computed prefixes again",
-        unsupported="this version computes every prompt anew", off=(False,),
-    )  # fmt: skip
+        None, "cache", "find computed prefixes again; default: on"
+    )
     # -- scheduler
     max_num_seqs: int | None = arg(None, "scheduler", "most sequences in a step; default: 256")
     max_num_batched_tokens: int | None = arg(

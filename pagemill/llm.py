@@ -175,6 +175,10 @@ class LLM:
         """Return fresh parameters with the sampling defaults that the model brings."""
         return self.llm_engine.get_default_sampling_params()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every computed prefix and return True."""
+        return self.llm_engine.reset_prefix_cache()
+
     def get_metrics(self) -> list[Metric]:
         """Return the engine's metrics; none with disable_log_stats."""
         loggers = self.llm_engine.stat_loggers

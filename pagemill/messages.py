@@ -69,6 +69,9 @@ class EngineRequest:
     arrival_time: float  # seconds, time.time()
     priority: int = 0
     num_truncated_prompt_tokens: int = 0
+    # What keys and values hang on beside the tokens, as (label, value): the prefix cache keeps apart
+    # what differs here.
+    cache_keys: tuple[tuple[str, str], ...] = ()
 
 
 # ---------------------------------------------------------------- step out
@@ -128,6 +131,17 @@ class QueueSizes:
     swapped: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixLookups:
+    """Tokens looked up in the prefix cache by requests that begin, and those found."""
+
+    num_queried: int
+    num_hits: int
+
+
+NO_LOOKUPS = PrefixLookups(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """Everything the ranks need to know of one step."""
@@ -139,6 +153,7 @@ class SchedulerOutput:
     block_moves: BlockMoves = field(default_factory=BlockMoves)
     ignored: tuple[IgnoredRequest, ...] = ()
     num_preempted: int = 0
+    prefix_lookups: PrefixLookups = NO_LOOKUPS
     queues: QueueSizes = QueueSizes(0, 0)
 
     @property
@@ -230,6 +245,7 @@ class StepStats:
     queues: QueueSizes
     kv_cache_usage: float  # 0..1, share of blocks in use
     num_preempted: int = 0
+    prefix_lookups: PrefixLookups = NO_LOOKUPS
     num_prompt_tokens: int = 0  # of prompts whose computation was finished by this step
     num_generation_tokens: int = 0
     iteration_tokens: int = 0  # computed by the step

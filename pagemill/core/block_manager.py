@@ -4,6 +4,9 @@ Position p of a sequence lies in block `table[p // block_size]`, slot `p % block
 request share the blocks of their prompt through ref counts. Nobody writes into a block that another
 table holds: the writer gets a block of its own first, and the contents are copied (copy-on-write).
 
+A step's full blocks are sealed when the step is committed: they can be found by whoever is planned after,
+in the same step too, since every layer writes a step's keys and values before it reads any.
+
 Owned by the scheduler. The planner reads it through `BlockView` and counts what a step would cost;
 `extend` then commits and cannot run out, because a commit never costs more than its plan.
 """
@@ -15,6 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagemill.core.block_pool import BlockPool
+from pagemill.core.prefix_cache import PrefixHits, extend_names
+from pagemill.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,11 @@ class TableChange:
 
 
 class BlockManager:
-    """The tables of all sequences over one pool."""
+    """The tables of all sequences over one pool. `caches_prefixes`: full blocks are found again."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, caches_prefixes: bool = False) -> None:
         self.block_size = block_size
+        self._caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
         self._tables: dict[int, list[int]] = {}
 
@@ -63,7 +69,45 @@ class BlockManager:
         """Return how many tables hold the block."""
         return self._pool.ref_count(block)
 
+    def find(self, name: bytes) -> int | None:
+        """Return the block with these contents, or None."""
+        return self._pool.find(name)
+
     # ------------------------------------------------------------ commit
+
+    def name_blocks(self, sequence: Sequence) -> None:
+        """Name what the sequence's known tokens fill, so that plans can look it up."""
+        if self._caches_prefixes:
+            extend_names(sequence, self.block_size, sequence.num_tokens // self.block_size)
+
+    def claim(self, hits: PrefixHits) -> None:
+        """Hold the blocks that a plan found. Of a step all are claimed before any block is taken."""
+        for block in hits:
+            if block is not None:
+                self._pool.claim(block)
+
+    def begin(self, sequence: Sequence, hits: PrefixHits) -> None:
+        """Begin a table with a found prefix; its blocks are claimed, or sealed in this step."""
+        table = []
+        for block, name in zip(hits, sequence.block_names, strict=False):
+            if block is None:
+                block = self._pool.find(name)
+                assert block is not None, "the plan promised that the step seals this block"
+                self._pool.claim(block)
+            table.append(block)
+        assert sequence.seq_id not in self._tables, "a prefix begins a table"
+        self._tables[sequence.seq_id] = table
+
+    def seal(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
+        """Let the blocks be found that positions [num_computed, num_tokens) fill up."""
+        table, names = self._tables[sequence.seq_id], sequence.block_names
+        stop = min(num_tokens // self.block_size, len(names))
+        for index in range(num_computed // self.block_size, stop):
+            self._pool.seal(table[index], names[index])
+
+    def forget_prefixes(self) -> None:
+        """Let nothing be found that is held now or was."""
+        self._pool.forget()
 
     def extend(self, seq_id: int, num_computed: int, num_tokens: int) -> TableChange:
         """Make positions [num_computed, num_tokens) writable: new blocks, and own ones for shared.

@@ -17,6 +17,10 @@ The plan counts blocks and never names them; the block manager's commit picks th
 out: it frees all victims first, so each block that it finds shared was shared in the plan too, and a block
 that a victim frees in the plan alone is one that a planned sequence then keeps instead of a copy.
 
+A waiting sequence begins after the longest prefix that is in the cache, or will be when an earlier share
+of the same step is computed. A block that is found and that nobody holds costs a free block, once a plan;
+the plan does name those, and the commit claims all of them before it takes any other.
+
 Called by the scheduler.
 """
 
@@ -28,6 +32,7 @@ from typing import Protocol
 
 from pagemill.core.policies.base import Policy
 from pagemill.core.preemption import VictimQueue
+from pagemill.core.prefix_cache import PrefixHits
 from pagemill.core.sequence import Sequence
 
 
@@ -47,6 +52,10 @@ class BlockView(Protocol):
 
     def ref_count(self, block: int) -> int:
         """Return how many tables hold the block."""
+        ...
+
+    def find(self, name: bytes) -> int | None:
+        """Return the block with these contents, or None."""
         ...
 
 
@@ -75,6 +84,7 @@ class PlannedSequence:
 
     sequence: Sequence
     num_tokens: int
+    hits: PrefixHits = ()  # blocks that the sequence begins with; the tokens come after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,7 @@ class _BlockDraft:
         self._size = view.block_size
         self._refs: dict[int, int] = {}  # planned ref counts, where they differ
         self._charged: dict[int, tuple[int, list[int]]] = {}  # seq_id -> (new blocks, left blocks)
+        self._sealed: set[bytes] = set()  # by the shares planned so far
 
     def blocks_of(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
@@ -118,18 +129,48 @@ class _BlockDraft:
             return 0
         return min(wanted, (len(table) + room) * self._size - sequence.num_computed)
 
-    def cost_of_all(self, sequence: Sequence) -> int:
-        """Return how many new blocks all known tokens need."""
-        table = self._view.table(sequence.seq_id)
-        num_missing = self.blocks_of(sequence.num_tokens) - len(table)
-        return max(0, num_missing) + len(self._shared(sequence, table))
+    def hits(self, sequence: Sequence) -> PrefixHits:
+        """Return the longest prefix that a sequence without blocks may begin with."""
+        if sequence.num_computed or self._view.table(sequence.seq_id):
+            return ()
+        found: list[int | None] = []
+        for name in sequence.block_names[: sequence.most_cached // self._size]:
+            block = self._view.find(name)
+            if block is None and name not in self._sealed:
+                break
+            found.append(block)
+        return tuple(found)
 
-    def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """Take the blocks that computing the next `num_tokens` tokens needs."""
+    def cost_of_all(self, sequence: Sequence, hits: PrefixHits) -> int:
+        """Return how many blocks all known tokens need, those found that nobody holds included."""
+        table = self._view.table(sequence.seq_id)
+        num_missing = self.blocks_of(sequence.num_tokens) - len(table) - len(hits)
+        num_claimed = sum(block is not None and self._ref(block) == 0 for block in hits)
+        return max(0, num_missing) + num_claimed + len(self._shared(sequence, table))
+
+    def claim(self, hits: PrefixHits) -> None:
+        """Hold what a sequence begins with."""
+        for block in hits:
+            if block is not None:
+                count = self._ref(block)
+                self.free -= count == 0
+                self._refs[block] = count + 1
+
+    def seal(self, sequence: Sequence, start: int, end: int) -> None:
+        """Let later shares find what positions [start, end) fill up."""
+        first, stop = start // self._size, end // self._size
+        if stop > first:
+            self._sealed.update(sequence.block_names[first:stop])
+
+    def charge(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = ()) -> None:
+        """Take the blocks that computing the next `num_tokens` tokens after `hits` needs."""
+        self.claim(hits)
         table = self._view.table(sequence.seq_id)
         shared = self._shared(sequence, table)
-        end = sequence.num_computed + num_tokens
-        num_new = max(0, self.blocks_of(end) - len(table)) + len(shared)
+        start = sequence.num_computed + len(hits) * self._size
+        end = start + num_tokens
+        self.seal(sequence, start, end)
+        num_new = max(0, self.blocks_of(end) - len(table) - len(hits)) + len(shared)
         if num_new == 0:
             return
         for block in shared:
@@ -203,6 +244,7 @@ class _Draft:
         wanted = min(sequence.num_remaining, self._tokens_left)
         if sequence.num_remaining == 1 and self._blocks.has_slot(sequence):  # nearly every decode
             self._planned[sequence.seq_id] = PlannedSequence(sequence, 1)
+            self._blocks.seal(sequence, sequence.num_computed, sequence.num_tokens)
             self._tokens_left -= 1
             return
         fitting = self._blocks.tokens_that_fit(sequence, wanted)
@@ -218,28 +260,30 @@ class _Draft:
         for sequence in self._view.waiting:
             if self._seats_left == 0 or self._tokens_left == 0 or self._preempted:
                 return
-            if not self._has_room(sequence):
+            hits = self._blocks.hits(sequence)
+            if not self._has_room(sequence, hits):
                 if self._running or self._planned:
                     return
                 # Nothing else can run, so what is in the way are forks that wait with their blocks.
-                while not self._has_room(sequence):
+                while not self._has_room(sequence, hits):
                     freed = self._preempt_for(sequence)
                     assert freed, "the pool must hold one sequence of full length"
             self._seats_left -= 1
-            self._schedule(sequence, min(sequence.num_remaining, self._tokens_left))
+            num_left = sequence.num_remaining - len(hits) * self._view.blocks.block_size
+            self._schedule(sequence, min(num_left, self._tokens_left), hits)
 
-    def _has_room(self, sequence: Sequence) -> bool:
+    def _has_room(self, sequence: Sequence, hits: PrefixHits) -> bool:
         """Return whether a waiting sequence may begin."""
         room = self._blocks.free
         if sequence.num_preemptions:
             # Each of the others may need a block soon. Without room for that, the one that comes
             # back would be preempted again, its tokens computed for nothing.
             room -= len(self._running)
-        return self._blocks.cost_of_all(sequence) <= room
+        return self._blocks.cost_of_all(sequence, hits) <= room
 
-    def _schedule(self, sequence: Sequence, num_tokens: int) -> None:
-        self._blocks.charge(sequence, num_tokens)
-        self._planned[sequence.seq_id] = PlannedSequence(sequence, num_tokens)
+    def _schedule(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = ()) -> None:
+        self._blocks.charge(sequence, num_tokens, hits)
+        self._planned[sequence.seq_id] = PlannedSequence(sequence, num_tokens, hits)
         self._tokens_left -= num_tokens
 
     def _preempt_for(self, needy: Sequence) -> bool:

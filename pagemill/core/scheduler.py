@@ -29,6 +29,7 @@ from pagemill.messages import (
     EngineRequest,
     IgnoredRequest,
     NewSequence,
+    PrefixLookups,
     QueueSizes,
     ScheduledSequence,
     SchedulerOutput,
@@ -43,7 +44,13 @@ class Scheduler:
     """Plans steps over one pool of blocks and keeps every sequence from arrival to end."""
 
     def __init__(
-        self, config: SchedulerConfig, *, block_size: int, num_blocks: int, max_model_len: int
+        self,
+        config: SchedulerConfig,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+        caches_prefixes: bool = False,
     ) -> None:
         num_needed = -(-max_model_len // block_size)
         if num_blocks < num_needed:
@@ -56,7 +63,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
         self._policy = POLICIES.load(config.policy)()
-        self._blocks = BlockManager(num_blocks, block_size)
+        self._blocks = BlockManager(num_blocks, block_size, caches_prefixes=caches_prefixes)
         self._waiting = SequenceQueue(self._policy.admission_key)
         self._running = SequenceQueue(self._policy.admission_key)
         self._groups: dict[str, SequenceGroup] = {}  # unfinished, by request_id
@@ -95,6 +102,7 @@ class Scheduler:
             num_tokens=len(request.prompt_token_ids),
         )
         self._groups[request_id] = group
+        self._blocks.name_blocks(root)
         self._register(root)
         self._waiting.add(root)
 
@@ -139,6 +147,10 @@ class Scheduler:
         """Return the share of KV blocks in use, 0..1."""
         return self._blocks.usage
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache: nothing computed so far is found again."""
+        self._blocks.forget_prefixes()
+
     def check_invariants(self) -> None:
         """Assert that blocks, queues and counts agree. For tests and `--debug`: it reads everything."""
         self._blocks.check()
@@ -155,6 +167,8 @@ class Scheduler:
             assert 0 <= end <= sequence.num_tokens, "more tokens computed than known"
             num_held = len(self._blocks.table(sequence.seq_id)) * block_size
             assert num_held >= end, "computed tokens without a block"
+            num_named = len(sequence.block_names)
+            assert num_named in (0, sequence.num_tokens // block_size), "full blocks without a name"
         for group in self._groups.values():
             hidden = 0 if group.is_forked else group.request.num_samples - 1
             assert group.num_unfinished == len(group.sequences) + hidden, "samples miscounted"
@@ -179,6 +193,7 @@ class Scheduler:
         scheduled: list[ScheduledSequence] = []
         new: list[NewSequence] = []
         copies: list[tuple[int, int]] = []
+        lookups = PrefixLookups(*self._claim_prefixes(plan))
         for planned in plan.scheduled:
             sequence = planned.sequence
             if sequence.status is SequenceStatus.WAITING:
@@ -194,6 +209,7 @@ class Scheduler:
             block_moves=BlockMoves(tuple(copies)),
             ignored=tuple(answer for _, answer in self._ignored.values()),
             num_preempted=len(plan.preempted),
+            prefix_lookups=lookups,
             queues=self.queue_sizes(),
         )
         self._removed.clear()
@@ -203,14 +219,30 @@ class Scheduler:
             self._in_flight = output.step_id
         return output
 
+    def _claim_prefixes(self, plan: StepPlan) -> tuple[int, int]:
+        """Hold all that the plan found; return the tokens looked up and found, first admissions only."""
+        num_queried = num_hits = 0
+        for planned in plan.scheduled:
+            sequence = planned.sequence
+            self._blocks.claim(planned.hits)
+            if sequence.first_scheduled_time is None and sequence.block_names:
+                sequence.num_cached_tokens = len(planned.hits) * self._blocks.block_size
+                num_queried += sequence.num_tokens
+                num_hits += sequence.num_cached_tokens
+        return num_queried, num_hits
+
     def _schedule(
         self, planned: PlannedSequence, new: list[NewSequence], copies: list[tuple[int, int]]
     ) -> ScheduledSequence:
         """Commit one share: blocks and counts. Appends to `new` and `copies`."""
         sequence = planned.sequence
+        if planned.hits:
+            self._blocks.begin(sequence, planned.hits)
+            sequence.num_computed = len(planned.hits) * self._blocks.block_size
         num_computed = sequence.num_computed
         end = num_computed + planned.num_tokens
         change = self._blocks.extend(sequence.seq_id, num_computed, end)
+        self._blocks.seal(sequence, num_computed, end)
         copies.extend(change.copies)
         start, block_ids = change.start, change.block_ids
         if not sequence.has_row:
@@ -335,6 +367,7 @@ class Scheduler:
         stop = check_tokens(run, len(sequence.output_token_ids), request, self._max_model_len)
         kept = run[: stop.num_kept]
         sequence.append(kept, now)
+        self._blocks.name_blocks(sequence)
         scores = output.scores[index][: stop.num_kept] if output.scores else ()
         prompt_scores = output.prompt_scores if index == 0 else ()
         if stop.finish_reason is None:
@@ -466,6 +499,7 @@ def _news(
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         error=error,
+        num_cached_tokens=sequence.num_cached_tokens,
         num_preemptions=sequence.num_preemptions,
         first_scheduled_time=sequence.first_scheduled_time,
     )

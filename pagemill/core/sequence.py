@@ -78,6 +78,9 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     has_row: bool = False  # the ranks hold a row for it
     next_prompt_score: int = 1  # first prompt position whose logprobs were not delivered
+    # Contents of the full blocks of known tokens, see `prefix_cache`; empty where nobody asks for them.
+    block_names: list[bytes] = field(default_factory=list)
+    num_cached_tokens: int = 0  # found in the cache when it was first admitted
     num_preemptions: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -95,6 +98,26 @@ class Sequence:
     def num_remaining(self) -> int:
         """Return how many known tokens are neither computed nor in flight."""
         return self.num_tokens - self.num_computed - self.num_scheduled
+
+    @property
+    def most_cached(self) -> int:
+        """Return how many leading tokens may come from the cache: a step must have a row to compute.
+
+        Logprobs of prompt tokens come from the rows before them, which are computed for that.
+        """
+        most = self.num_tokens - 1
+        wants_scores = self.group.request.sampling.prompt_logprobs is not None
+        if wants_scores and self.next_prompt_score < self.num_prompt_tokens:
+            most = min(most, self.next_prompt_score - 1)
+        return most
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return the known tokens at positions start..stop-1."""
+        num_prompt = len(self.prompt_token_ids)
+        if stop <= num_prompt:
+            return self.prompt_token_ids[start:stop]
+        output = self.output_token_ids[max(0, start - num_prompt) : stop - num_prompt]
+        return (*self.prompt_token_ids[start:], *output)
 
     def append(self, token_ids: tuple[int, ...], now: float) -> None:
         """Append tokens that a step made at `now` (seconds of `time.monotonic`)."""
@@ -115,6 +138,8 @@ class Sequence:
             num_computed=self.num_computed,
             # Prompt logprobs are one per request; the root delivers them.
             next_prompt_score=self.num_prompt_tokens,
+            block_names=list(self.block_names),
+            num_cached_tokens=self.num_cached_tokens,
             first_scheduled_time=self.first_scheduled_time,
         )
 

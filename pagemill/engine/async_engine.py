@@ -14,7 +14,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pagemill.config import IN_PROCESS, EngineConfig
-from pagemill.engine.engine_loop import Abort, EngineDead, EngineHome, FromEngine, StepNews
+from pagemill.engine.engine_loop import (
+    Abort,
+    EngineDead,
+    EngineHome,
+    FromEngine,
+    ResetPrefixCache,
+    StepNews,
+)
 from pagemill.engine.input_processor import InputProcessor, LengthRule
 from pagemill.engine.stat_loggers import make_stat_loggers
 from pagemill.engine.stats import StatLogger
@@ -186,6 +193,12 @@ class AsyncLLMEngine:
         ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
         if self._dead is None:
             self._home.send(Abort(ids))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every computed prefix and return True: no request sent later finds one."""
+        self._raise_if_dead()
+        self._home.send(ResetPrefixCache())
+        return True
 
     # ------------------------------------------------------------ news from the engine
 

@@ -37,6 +37,11 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget the prefixes computed so far, before any request sent later begins."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the loop."""
 
@@ -76,7 +81,7 @@ class EngineDead:
     reason: str
 
 
-ToEngine = EngineRequest | Abort | Shutdown
+ToEngine = EngineRequest | Abort | ResetPrefixCache | Shutdown
 FromEngine = Ready | StartFailed | StepNews | EngineDead
 Inbox = queue.SimpleQueue[ToEngine]
 
@@ -153,6 +158,8 @@ def _obey(engine: LLMEngine, inbox: Inbox, news: StepNews) -> bool:
         if isinstance(message, Abort):
             news.outputs += engine.abort_request(message.request_ids)
             news.aborted += message.request_ids
+        elif isinstance(message, ResetPrefixCache):
+            engine.reset_prefix_cache()
         else:
             _add(engine, message, news)
         try:

@@ -38,7 +38,6 @@ _UNSUPPORTED_KEYS = {
     "prompt_embeds": "prompts are text or token ids",
     "encoder_prompt": "this version has no encoder-decoder models",
     "decoder_prompt": "this version has no encoder-decoder models",
-    "cache_salt": "this version has no prefix cache",
 }
 _SEED_BITS = 63
 
@@ -54,6 +53,7 @@ class LengthRule(enum.Enum):
 class _Prompt:
     text: str | None
     token_ids: list[int]
+    cache_salt: str | None = None
 
 
 class InputProcessor:
@@ -124,6 +124,7 @@ class InputProcessor:
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
             num_truncated_prompt_tokens=num_truncated,
+            cache_keys=() if read.cache_salt is None else (("cache_salt", read.cache_salt),),
         )
 
     # ------------------------------------------------------------ parameters
@@ -216,12 +217,14 @@ class InputProcessor:
     def _read_prompt(self, prompt: Any) -> _Prompt:
         text: str | None = None
         ids: list[int] | None = None
+        salt: str | None = None
         if isinstance(prompt, str):
             text = prompt
         elif isinstance(prompt, (list, tuple)):
             ids = _token_ids(prompt, "prompt")
         elif isinstance(prompt, Mapping):
             text, ids = _read_mapping(prompt)
+            salt = _cache_salt(prompt)
         else:
             raise RequestError(
                 f"the prompt is {type(prompt).__name__}; it must be {_FORMS}", param="prompt"
@@ -232,7 +235,7 @@ class InputProcessor:
         check_ids("prompt", ids, self._model.shape.vocab_size)
         if not ids:
             ids = self._begin_token()
-        return _Prompt(text, ids)
+        return _Prompt(text, ids, salt)
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -295,7 +298,7 @@ def _read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | No
         if prompt.get(key) is not None:
             raise NotSupportedError(f"{key} in the prompt: {reason}; leave it out")
     unknown = [k for k in prompt if k not in _UNSUPPORTED_KEYS]
-    unknown = [k for k in unknown if k not in ("prompt", "prompt_token_ids")]
+    unknown = [k for k in unknown if k not in ("prompt", "prompt_token_ids", "cache_salt")]
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if unknown or (text is None and ids is None):
         raise RequestError(
@@ -308,6 +311,16 @@ def _read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | No
             f"prompt['prompt'] is {type(text).__name__}; it must be a string", param="prompt"
         )
     return text, None if ids is None else _token_ids(ids, "prompt_token_ids")
+
+
+def _cache_salt(prompt: Mapping[str, Any]) -> str | None:
+    salt = prompt.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestError(
+            f"cache_salt is {shown(salt)}; it must be a string of at least one character, or left out",
+            param="cache_salt",
+        )
+    return salt
 
 
 def _token_ids(value: Any, name: str) -> list[int]:

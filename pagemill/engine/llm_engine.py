@@ -23,7 +23,13 @@ from pagemill.errors import EngineDeadError, NotSupportedError, RequestError
 from pagemill.executor import EXECUTORS
 from pagemill.executor.base import Executor, MemoryPlan
 from pagemill.log import get_logger, setup_logging
-from pagemill.messages import EngineRequest, SchedulerOutput, SequenceUpdate, StepOutput
+from pagemill.messages import (
+    NO_LOOKUPS,
+    EngineRequest,
+    SchedulerOutput,
+    SequenceUpdate,
+    StepOutput,
+)
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import SamplingParams
 from pagemill.tokenizer.base import Tokenizer
@@ -66,6 +72,7 @@ class LLMEngine:
             block_size=config.cache.block_size,
             num_blocks=plan.num_blocks,
             max_model_len=config.model.max_model_len,
+            caches_prefixes=config.cache.enable_prefix_caching,
         )
         self._inputs = InputProcessor(
             config.model,
@@ -154,6 +161,12 @@ class LLMEngine:
         """Return how many requests are running or waiting."""
         return self._scheduler.num_unfinished()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every computed prefix and return True; running requests keep what they hold."""
+        self._raise_if_dead()
+        self._scheduler.forget_prefixes()
+        return True
+
     # ------------------------------------------------------------ steps
 
     def step(self) -> list[RequestOutput]:
@@ -209,6 +222,7 @@ class LLMEngine:
             self._scheduler.queue_sizes(),
             self._scheduler.cache_usage(),
             num_preempted=0 if scheduled is None else scheduled.num_preempted,
+            prefix_lookups=NO_LOOKUPS if scheduled is None else scheduled.prefix_lookups,
             iteration_tokens=0 if scheduled is None else scheduled.num_tokens,
             timings_s=timings_s,
         )

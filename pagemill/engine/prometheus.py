@@ -75,6 +75,8 @@ class PrometheusStatLogger:
         self._swapped.set(stats.queues.swapped)
         self._cache_usage.set(stats.kv_cache_usage)
         self._preemptions.inc(stats.num_preempted)
+        self._prefix_queries.inc(stats.prefix_lookups.num_queried)
+        self._prefix_hits.inc(stats.prefix_lookups.num_hits)
         self._prompt_tokens.inc(stats.num_prompt_tokens)
         self._generation_tokens.inc(stats.num_generation_tokens)
         if stats.iteration_tokens:
@@ -136,6 +138,7 @@ class PrometheusStatLogger:
             **self._labels,
             "block_size": str(cache.block_size),
             "cache_dtype": cache.dtype,
+            "enable_prefix_caching": str(cache.enable_prefix_caching),
             "gpu_memory_utilization": str(cache.gpu_memory_utilization),
             "kv_cache_memory_bytes": str(cache.kv_cache_memory_bytes),
             "num_gpu_blocks": str(num_blocks),
@@ -146,7 +149,13 @@ class PrometheusStatLogger:
 
     def _make_counters(self) -> None:
         self._preemptions = self._counter("num_preemptions", "Sequences that lost their blocks.")
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens computed.")
+        self._prefix_queries = self._counter(
+            "prefix_cache_queries", "Tokens that beginning requests looked up in the prefix cache."
+        )
+        self._prefix_hits = self._counter("prefix_cache_hits", "Tokens found there.")
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Tokens of prompts that were computed or found in the prefix cache."
+        )
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         success = Counter(
             self._name("request_success"),

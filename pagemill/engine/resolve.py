@@ -236,11 +236,16 @@ def _cache(args: EngineArgs, model: ModelConfig, device: Device, notes: _Notes) 
             f"not keep (it needs the native kernels; see the line about them); choose one of "
             f"{', '.join(known)}"
         )
+    caching = args.enable_prefix_caching
+    if caching is None:
+        caching = True
+        notes.say("enable_prefix_caching", caching, "default; answers do not depend on it")
     return CacheConfig(
         block_size=block_size,
         dtype=dtype,
         gpu_memory_utilization=share,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        enable_prefix_caching=caching,
     )
 
 

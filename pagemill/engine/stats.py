@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagemill.log import get_logger
-from pagemill.messages import FinishedStats, QueueSizes, StepStats
+from pagemill.messages import NO_LOOKUPS, FinishedStats, PrefixLookups, QueueSizes, StepStats
 from pagemill.outputs import RequestMetrics
 
 logger = get_logger(__name__)
@@ -43,6 +43,7 @@ class StepCounts:
         kv_cache_usage: float,
         *,
         num_preempted: int = 0,
+        prefix_lookups: PrefixLookups = NO_LOOKUPS,
         iteration_tokens: int = 0,
         timings_s: dict[str, float] | None = None,
     ) -> StepStats:
@@ -51,6 +52,7 @@ class StepCounts:
             queues=queues,
             kv_cache_usage=kv_cache_usage,
             num_preempted=num_preempted,
+            prefix_lookups=prefix_lookups,
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
             iteration_tokens=iteration_tokens,
@@ -94,6 +96,8 @@ class LoggingStatLogger:
         self._since: float | None = None  # None: no work since the last line
         self._num_prompt = 0
         self._num_generation = 0
+        self._num_queried = 0
+        self._num_hits = 0
 
     def record(self, stats: StepStats) -> None:
         """Add a step; log when the interval is over."""
@@ -105,19 +109,23 @@ class LoggingStatLogger:
             self._since = now
         self._num_prompt += stats.num_prompt_tokens
         self._num_generation += stats.num_generation_tokens
+        self._num_queried += stats.prefix_lookups.num_queried
+        self._num_hits += stats.prefix_lookups.num_hits
         elapsed = now - self._since
         if elapsed < self._interval_s or elapsed <= 0:
             return
         queues = stats.queues
         logger.info(
             "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, swapped %d, waiting %d, "
-            "KV cache in use %.1f%%",
+            "KV cache in use %.1f%%, prefix hits %.1f%%",
             self._num_prompt / elapsed,
             self._num_generation / elapsed,
             queues.running,
             queues.swapped,
             queues.waiting,
             100.0 * stats.kv_cache_usage,
+            100.0 * self._num_hits / max(1, self._num_queried),
         )
         self._since = now
         self._num_prompt = self._num_generation = 0
+        self._num_queried = self._num_hits = 0

@@ -33,7 +33,7 @@ def routes(serving: Serving) -> list[Route]:
         prompt = await serving.prompt(text, add_special_tokens=body.add_special_tokens)
         name = f"chatcmpl-{uuid.uuid4().hex}"
         try:
-            ready = await serving.prepare(name, prompt, body.params, body.priority)
+            ready = await serving.prepare(name, prompt, body)
         except RequestError as error:
             raise to_api_error(error, body.renames) from None
         answer = _Answer(serving, body, ready)

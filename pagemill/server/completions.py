@@ -80,7 +80,7 @@ class _Answer:
         body = self._body
         for i, prompt in enumerate(self._prompts):
             name = f"{self._id}-{i}"
-            request = await self._serving.prepare(name, prompt, body.params, body.priority)
+            request = await self._serving.prepare(name, prompt, body)
             self._requests.append(request)
         self._usage = Usage(self._requests)
 

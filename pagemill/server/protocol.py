@@ -33,7 +33,6 @@ _REFUSED_EVERYWHERE = {
     "guided_choice": _STRUCTURED,
     "guided_grammar": _STRUCTURED,
     "response_format": _STRUCTURED,
-    "cache_salt": "this version caches no prefixes; leave it out",
     "use_beam_search": "this version has no beam search; leave it out",
     "length_penalty": "this version has no beam search; leave it out",
     "output_kind": "it is chosen by stream; leave it out",
@@ -85,6 +84,7 @@ class GenerationRequest:
     params: SamplingParams
     stream: StreamOptions | None
     priority: int
+    cache_salt: str | None
     add_special_tokens: bool
     return_token_ids: bool
     # SamplingParams fields under the names this body gave them, for messages.
@@ -239,6 +239,7 @@ def _common(fields: Fields, *, add_special_tokens: bool) -> dict[str, Any]:
     return {
         "model": fields.text("model"),
         "priority": fields.whole("priority", -(2**31), 2**31 - 1) or 0,
+        "cache_salt": fields.text("cache_salt"),
         "add_special_tokens": fields.flag("add_special_tokens", add_special_tokens),
         "return_token_ids": fields.flag("return_token_ids", False),
     }

@@ -18,11 +18,10 @@ from pagemill.engine.input_processor import LengthRule
 from pagemill.errors import RequestError
 from pagemill.messages import EngineRequest
 from pagemill.outputs import RequestOutput
-from pagemill.sampling_params import SamplingParams
 from pagemill.server.body import read_json
 from pagemill.server.engine_client import EngineClient
 from pagemill.server.errors import ApiError
-from pagemill.server.protocol import TemplateOptions
+from pagemill.server.protocol import GenerationRequest, TemplateOptions
 from pagemill.server.settings import ServerArgs
 from pagemill.tokenizer.base import Tokenizer
 
@@ -171,14 +170,16 @@ class Serving:
             raise ApiError(str(error), param=error.param or "messages") from None
 
     async def prepare(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int
+        self, request_id: str, prompt: Prompt, body: GenerationRequest
     ) -> EngineRequest:
         """Check a request without queueing it. Lengths are strict: nothing is cut unasked."""
         ready: dict[str, Any] = {"prompt_token_ids": prompt.token_ids}
         if prompt.text is not None:
             ready["prompt"] = prompt.text
+        if body.cache_salt is not None:
+            ready["cache_salt"] = body.cache_salt
         return await self.engine.prepare(
-            ready, params, request_id, priority=priority, length_rule=LengthRule.STRICT
+            ready, body.params, request_id, priority=body.priority, length_rule=LengthRule.STRICT
         )
 
     def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:

@@ -39,6 +39,7 @@ def make_request(
     eos: frozenset[int] = frozenset(),
     stop_ids: frozenset[int] = frozenset(),
     prompt_logprobs: int | None = None,
+    salt: str | None = None,
 ) -> EngineRequest:
     """Return a request; a number as prompt stands for that many different tokens."""
     if isinstance(prompt, int):
@@ -54,12 +55,18 @@ def make_request(
         eos_token_ids=eos,
         stop_token_ids=stop_ids,
         arrival_time=0.0,
+        cache_keys=() if salt is None else (("cache_salt", salt),),
     )
 
 
 def extend_history(history: int, token_id: int) -> int:
     """Return the hash of a history with one more token."""
     return hash((history, token_id)) or 1
+
+
+def first_history(request: EngineRequest) -> int:
+    """Return the history before the first token: what the contents hang on beside the tokens."""
+    return hash(request.cache_keys) if request.cache_keys else EMPTY
 
 
 def draw(history: int, sample_index: int, position: int) -> int:
@@ -69,7 +76,7 @@ def draw(history: int, sample_index: int, position: int) -> int:
 
 def expected_tokens(request: EngineRequest, sample_index: int, max_model_len: int) -> list[int]:
     """Return what a sample gets, worked out one token at a time without a scheduler."""
-    history = EMPTY
+    history = first_history(request)
     for token in request.prompt_token_ids:
         history = extend_history(history, token)
     output: list[int] = []
@@ -123,6 +130,7 @@ class FakeRanks:
         self.rows: dict[int, Row] = {}
         self.slots = [[EMPTY] * block_size for _ in range(num_blocks)]
         self.fail: set[int] = set()  # sequences whose next result is an error
+        self.first: dict[str, int] = {}  # request_id -> first_history; EMPTY where it is not listed
         self.num_computed = 0
         self.num_copies = 0
 
@@ -166,7 +174,7 @@ class FakeRanks:
         end = share.num_computed + share.num_tokens
         assert share.num_tokens > 0
         assert end <= len(row.token_ids), "tokens scheduled that are not known"
-        history = EMPTY
+        history = self.first.get(row.new.request_id, EMPTY)
         for position, token in enumerate(row.token_ids[:end]):
             history = extend_history(history, token)
             if position >= share.num_computed:
@@ -177,7 +185,7 @@ class FakeRanks:
     def _read_and_draw(self, share: ScheduledSequence) -> SequenceOutput:
         row = self.rows[share.seq_id]
         end = share.num_computed + share.num_tokens
-        history = EMPTY
+        history = self.first.get(row.new.request_id, EMPTY)
         for position, token in enumerate(row.token_ids[:end]):
             history = extend_history(history, token)
             block, slot = divmod(position, self.block_size)

@@ -12,7 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagemill.config import SchedulerConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.messages import EngineRequest, SchedulerOutput, SequenceUpdate, StepOutput
-from tests.core.fake_ranks import VOCAB, FakeRanks, expected_tokens, make_request, policy_names
+from tests.core.fake_ranks import (
+    VOCAB,
+    FakeRanks,
+    expected_tokens,
+    first_history,
+    make_request,
+    policy_names,
+)
+
+# Prompts begin with a piece of one of these, so that many have a prefix in common.
+STEMS = tuple(tuple((stem * 31 + 7 * i) % VOCAB for i in range(64)) for stem in (1, 2))
+SALTS = (None, None, "one", "two")
 
 
 @dataclass
@@ -30,7 +41,7 @@ class Simulation:
 
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
-        policy: str = "fcfs",
+        policy: str = "fcfs", caches_prefixes: bool = False,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy
@@ -38,8 +49,9 @@ class Simulation:
         self.max_model_len = max_model_len
         self.config = config
         self.scheduler = Scheduler(
-            config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len
-        )
+            config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len,
+            caches_prefixes=caches_prefixes,
+        )  # fmt: skip
         self.ranks = FakeRanks(num_blocks, block_size)
         self.requests: dict[str, EngineRequest] = {}
         self.samples: dict[str, dict[int, Sample]] = {}
@@ -47,9 +59,11 @@ class Simulation:
         self.ignored: set[str] = set()
         self.num_steps = 0
         self.num_preempted = 0
+        self.num_queried = self.num_hits = 0
 
     def add(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
+        self.ranks.first[request.request_id] = first_history(request)
         self.requests[request.request_id] = request
         self.samples[request.request_id] = {}
         self.prompt_scores[request.request_id] = []
@@ -71,6 +85,8 @@ class Simulation:
     def _check_step(self, step: SchedulerOutput) -> None:
         self.num_steps += 1
         self.num_preempted += step.num_preempted
+        self.num_queried += step.prefix_lookups.num_queried
+        self.num_hits += step.prefix_lookups.num_hits
         for answer in step.ignored:
             assert answer.request_id not in self.ignored
             self.ignored.add(answer.request_id)
@@ -154,13 +170,16 @@ class RandomService(RuleBasedStateMachine):
             max_tokens=data.draw(st.integers(1, 20)),
             max_seqs=data.draw(st.integers(1, 6)),
             policy=data.draw(st.sampled_from(policy_names())),
+            caches_prefixes=data.draw(st.booleans()),
         )
         self.num_added = 0
 
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
         limit = self.sim.max_model_len
-        prompt = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=limit))
+        stem = data.draw(st.sampled_from(STEMS))[: data.draw(st.integers(0, limit))]
+        tail = st.lists(st.integers(0, VOCAB - 1), min_size=not stem, max_size=limit - len(stem))
+        prompt = [*stem, *data.draw(tail)]
         scored = data.draw(st.booleans())
         max_tokens = data.draw(st.integers(0 if scored else 1, limit))
         every = data.draw(st.sampled_from([0, 3, 10]))
@@ -176,6 +195,7 @@ class RandomService(RuleBasedStateMachine):
                 eos=frozenset() if by_stop else ending,
                 stop_ids=ending if by_stop else frozenset(),
                 prompt_logprobs=1 if scored else None,
+                salt=data.draw(st.sampled_from(SALTS)),
             )
         )
         self.num_added += 1
@@ -219,6 +239,10 @@ class RandomService(RuleBasedStateMachine):
             self.sim.ranks.fail = {data.draw(st.sampled_from(sorted(self.sim.ranks.rows)))}
             self.sim.step()
 
+    @rule()
+    def forget(self) -> None:
+        self.sim.scheduler.forget_prefixes()
+
     @invariant()
     def blocks_add_up(self) -> None:
         if hasattr(self, "sim"):
@@ -261,9 +285,11 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
             max_tokens=rng.choice([5, 16, 64]),
             max_seqs=rng.choice([2, 8, 32]),
             policy=rng.choice(policy_names()),
+            caches_prefixes=seed % 2 == 0,
         )
         for number in range(25):
-            prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 50)))
+            stem = rng.choice(STEMS)[: rng.randrange(30)]
+            prompt = (*stem, *(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))))
             sim.add(
                 make_request(
                     f"r{number}",
@@ -277,3 +303,4 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
                 sim.step()
         sim.run(max_steps=20_000)
         assert sim.ranks.num_copies > 0
+        assert (sim.num_hits > 0) == (seed % 2 == 0)

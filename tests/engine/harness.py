@@ -56,6 +56,7 @@ def engine_config(
             dtype="float32",
             gpu_memory_utilization=0.5,
             kv_cache_memory_bytes=None,
+            enable_prefix_caching=False,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, policy="fcfs"

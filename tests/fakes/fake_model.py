@@ -210,6 +210,7 @@ def fake_config(
             dtype="float32",
             gpu_memory_utilization=0.5,
             kv_cache_memory_bytes=None,
+            enable_prefix_caching=False,
             num_blocks=num_blocks,
         ),
         scheduler=SchedulerConfig(

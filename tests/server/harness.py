@@ -95,6 +95,7 @@ def engine_config(**model: Any) -> EngineConfig:
             dtype="float32",
             gpu_memory_utilization=0.5,
             kv_cache_memory_bytes=None,
+            enable_prefix_caching=False,
         ),
         scheduler=SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=64, policy="fcfs"),
         parallel=ParallelConfig(executor="in_process"),

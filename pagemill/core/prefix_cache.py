@@ -1,0 +1,54 @@
+"""Names of block contents: chained hashes, so that equal prefixes are found again.
+
+A full block is named by its parent's name (the block before it), and its own token ids. The first block's
+parent is the root, which names everything else that the keys and values depend on: labelled extra keys,
+such as a `cache_salt`. So two blocks have one name only if all tokens up to their ends and all extra keys
+are equal, and labels keep keys of different kinds apart.
+
+Names are 128 bits of BLAKE2b (RFC 7693): nobody can make two prefixes that share one, by chance or on
+purpose, and they are the same in every process. Called by the block manager.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from pagemill.core.sequence import Sequence
+
+# What a plan found of a prefix: blocks in order; None is one that an earlier share of the step fills.
+PrefixHits = tuple[int | None, ...]
+
+_NAME_BYTES = 16
+
+
+def root_name(extra_keys: Iterable[tuple[str, str]]) -> bytes:
+    """Return the parent of first blocks under these (label, value) pairs, in this order."""
+    digest = blake2b(digest_size=_NAME_BYTES, person=b"pagemill-root")
+    for pair in extra_keys:
+        for part in pair:
+            data = part.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+    return digest.digest()
+
+
+def extend_names(sequence: Sequence, block_size: int, num_blocks: int) -> None:
+    """Name the sequence's first `num_blocks` blocks, which its known tokens fill.
+
+    What is named already stays: tokens are only ever appended.
+    """
+    names = sequence.block_names
+    start = len(names)
+    if start >= num_blocks:
+        return
+    assert num_blocks * block_size <= sequence.num_tokens, "only full blocks have a name"
+    parent = names[-1] if names else root_name(sequence.group.request.cache_keys)
+    tokens = array("q", sequence.tokens(start * block_size, num_blocks * block_size)).tobytes()
+    width = 8 * block_size
+    for at in range(0, len(tokens), width):
+        digest = blake2b(parent, digest_size=_NAME_BYTES)
+        digest.update(tokens[at : at + width])
+        parent = digest.digest()
+        names.append(parent)
