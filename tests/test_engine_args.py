@@ -40,7 +40,7 @@ def test_every_refusal_names_the_argument_the_value_and_the_default() -> None:
 def test_arguments_accepted_for_other_engines_scripts_change_nothing() -> None:
     EngineArgs(
         disable_custom_all_reduce=True, max_context_len_to_capture=8192, enforce_eager=True,
-        enable_prefix_caching=False, enable_chunked_prefill=True, swap_space=0,
+        enable_chunked_prefill=True, swap_space=0,
     ).refuse_unsupported()  # fmt: skip
 
 

@@ -6,7 +6,8 @@
     sequence_queue  sequences in the order of a policy
     planner         pure: plan_step(view, limits, policy) -> StepPlan
     preemption      pure: who gives way when blocks run short
-    block_pool      ref counts and the free list
+    block_pool      ref counts, the free list, and the index of what blocks hold
+    prefix_cache    names of block contents: chained hashes
     block_manager   block tables; commits what the planner planned
     stop_checker    pure: token stops and string stops
     policies/       order of admission and of preemption

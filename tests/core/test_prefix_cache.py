@@ -89,10 +89,11 @@ def test_eviction_takes_the_longest_unused_and_tails_first() -> None:
     sim = simulation(num_blocks=16)  # 64 tokens
     run_one(sim, "old", STEM[:24], max_tokens=1)
     run_one(sim, "new", (9, *STEM[:23]), max_tokens=1)
-    # 12 blocks are cached, 4 free: eight more tokens than those cost the old one two blocks of its tail.
+    # 12 blocks are cached, 4 free: two more than those cost the old one two blocks of its tail.
     run_one(sim, "big", (8, *STEM[:23]), max_tokens=1)
     assert run_one(sim, "old again", STEM[:24], max_tokens=1) == 16
-    assert run_one(sim, "new again", (9, *STEM[:23]), max_tokens=1) == 20
+    # Which took the next two, of the tail of the one that is unused for longest now.
+    assert run_one(sim, "new again", (9, *STEM[:23]), max_tokens=1) == 16
 
 
 def test_hit_on_a_block_that_nobody_holds_costs_a_block() -> None:

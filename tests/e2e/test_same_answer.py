@@ -31,7 +31,15 @@ ENGINE_SHAPES = [
     {"max_num_batched_tokens": 7, "max_num_seqs": 3},  # chunks
     {"max_num_batched_tokens": 1, "max_num_seqs": 2},  # the smallest chunks there are
     {"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": 27},  # preemptions
+    {"max_num_batched_tokens": 64, "max_num_seqs": 8, "enable_prefix_caching": True},
+    {
+        "max_num_batched_tokens": 9,
+        "max_num_seqs": 4,
+        "num_blocks": 27,
+        "enable_prefix_caching": True,
+    },
 ]
+STEM = [65 + i % 26 for i in range(40)]
 
 
 def run(engine: LLMEngine, requests: Sequence[tuple[Any, SamplingParams]]) -> list[RequestOutput]:
@@ -59,20 +67,26 @@ def said(output: RequestOutput) -> list[tuple[Any, ...]]:
 
 
 def fake_engine(
-    max_num_batched_tokens: int = 64, max_num_seqs: int = 8, num_blocks: int = 200
+    max_num_batched_tokens: int = 64,
+    max_num_seqs: int = 8,
+    num_blocks: int = 200,
+    enable_prefix_caching: bool = False,
 ) -> LLMEngine:
     config = fake_config(
         max_model_len=MAX_LEN,
         num_blocks=num_blocks,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        enable_prefix_caching=enable_prefix_caching,
     )
     return LLMEngine(config, FakeExecutor(config), ByteTokenizer())
 
 
 @st.composite
 def sampled_requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams]:
-    prompt = draw(st.lists(st.integers(32, 126), min_size=1, max_size=40))
+    stem = STEM[: draw(st.integers(0, 30))]  # what requests have in common
+    tail = st.lists(st.integers(32, 126), min_size=not stem, max_size=40 - len(stem))
+    prompt = [*stem, *draw(tail)]
     greedy = draw(st.booleans())
     fields: dict[str, Any] = {
         "temperature": 0.0 if greedy else draw(st.sampled_from([0.3, 1.0, 3.0])),
@@ -104,8 +118,11 @@ def test_a_request_says_the_same_in_any_company(requests: list[Any], random: Any
     for shape in ENGINE_SHAPES:
         order = list(range(len(requests)))
         random.shuffle(order)
-        outputs = run(fake_engine(**shape), [requests[i] for i in order])
-        assert [said(output) for output in outputs] == [alone[i] for i in order]
+        engine = fake_engine(**shape)
+        # The second time whatever the first one left is found.
+        for _ in range(2 if shape.get("enable_prefix_caching") else 1):
+            outputs = run(engine, [requests[i] for i in order])
+            assert [said(output) for output in outputs] == [alone[i] for i in order]
 
 
 def test_preemption_really_happened_in_the_smallest_pool() -> None:
@@ -114,6 +131,16 @@ def test_preemption_really_happened_in_the_smallest_pool() -> None:
     params = SamplingParams(seed=1, n=2, max_tokens=40, output_kind=RequestOutputKind.FINAL_ONLY)
     outputs = run(engine, [([65 + i] * 30, params) for i in range(4)])
     assert sum(o.metrics.num_preemptions for o in outputs if o.metrics) > 0
+
+
+def test_a_warm_cache_really_saves_the_computation() -> None:
+    engine = fake_engine(enable_prefix_caching=True)
+    params = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY)
+    cold, warm = (run(engine, [(STEM, params)] * 3) for _ in range(2))
+    assert [output.num_cached_tokens for output in cold] == [0, 36, 36]
+    assert [output.num_cached_tokens for output in warm] == [36, 36, 36]
+    assert engine.reset_prefix_cache()
+    assert run(engine, [(STEM, params)])[0].num_cached_tokens == 0
 
 
 # ------------------------------------------------------------ greedy, a real model
@@ -155,6 +182,7 @@ def same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
         {"max_num_batched_tokens": 16, "block_size": 1},
         {"max_num_seqs": 2, "block_size": 256},
         {"distributed_executor_backend": "multi_process"},
+        {"enable_prefix_caching": False},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())) or "default",
 )

@@ -61,10 +61,22 @@ def test_other_forms_are_refused(prompt: Any) -> None:
     assert caught.value.param in ("prompt", "prompt_token_ids")
 
 
-@pytest.mark.parametrize("key", ["multi_modal_data", "prompt_embeds", "cache_salt"])
+@pytest.mark.parametrize("key", ["multi_modal_data", "prompt_embeds"])
 def test_what_later_features_read_is_refused_by_name(key: str) -> None:
     with pytest.raises(NotSupportedError, match=key):
         process({"prompt": "hi", key: {"image": 1}})
+
+
+def test_cache_salt_becomes_a_labelled_key() -> None:
+    assert process({"prompt": "hi", "cache_salt": "mine"}).cache_keys == (("cache_salt", "mine"),)
+    assert process({"prompt": "hi", "cache_salt": None}).cache_keys == ()
+
+
+@pytest.mark.parametrize("salt", ["", 5, ["a"]])
+def test_cache_salt_that_is_no_text_is_refused(salt: Any) -> None:
+    with pytest.raises(RequestError, match="cache_salt") as caught:
+        process({"prompt": "hi", "cache_salt": salt})
+    assert caught.value.param == "cache_salt"
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**70])

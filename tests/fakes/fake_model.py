@@ -179,6 +179,7 @@ def fake_config(
     num_blocks: int = 128,
     max_num_batched_tokens: int = 64,
     max_num_seqs: int = 16,
+    enable_prefix_caching: bool = False,
     **model_fields: Any,
 ) -> EngineConfig:
     """Return the settled configuration of an engine over `FakeCausalLM` (model_type "fake")."""
@@ -210,7 +211,7 @@ def fake_config(
             dtype="float32",
             gpu_memory_utilization=0.5,
             kv_cache_memory_bytes=None,
-            enable_prefix_caching=False,
+            enable_prefix_caching=enable_prefix_caching,
             num_blocks=num_blocks,
         ),
         scheduler=SchedulerConfig(

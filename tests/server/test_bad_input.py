@@ -50,7 +50,7 @@ EVERYWHERE = [
     # features of other servers or later versions
     ("response_format", '{"type": "json_object"}'), ("structured_outputs", '{"json": {}}'),
     ("guided_json", "{}"), ("logits_processors", '["a:b"]'), ("use_beam_search", "true"),
-    ("cache_salt", '"x"'), ("output_kind", "1"),
+    ("cache_salt", "1"), ("cache_salt", '""'), ("output_kind", "1"),
 ]  # fmt: skip
 COMPLETIONS_ONLY = [
     ("prompt", "null"), ("prompt", "5"), ("prompt", "[1.5]"), ("prompt", '[1, "a"]'),
