@@ -5,13 +5,21 @@ The order of a plan:
 1. running sequences with one token left (decodes), in the order of the policy;
 2. running sequences with more left (chunks of prompts, or of what is computed again): after the decodes,
    so that a long prompt never holds them up;
-3. waiting sequences in the order of the policy, up to the first that does not fit. None is admitted in
-   a step that preempts: it would pass the victim.
+3. waiting sequences in the order of the policy. None is admitted in a step that preempts: it would
+   pass the victim;
+4. what is left of the budget, to the prompts of 2 and 3 in the same order.
 
-Each takes from one budget of tokens; waiting ones also need a seat (`max_num_seqs`). A waiting sequence
-is admitted when the blocks for all its known tokens are free, though its first chunk may need fewer: one
-that would run out of blocks halfway through its prompt is not begun. Nobody is admitted beside an
-unfinished prompt, since that takes what is left of the budget, so nothing has to be set aside for it.
+Each takes from one budget of tokens; waiting ones also need a seat (`max_num_seqs`).
+
+Prompts side by side: one that does not end in this step takes half of what is left of the budget in 2 and
+3, so that there is something for those behind it. Beside such a prompt another is begun only if it ends
+in this step, or is less than half as long as what the longest still has to do: a short request never
+waits for the whole of a long prompt, and two long ones do not slow each other down.
+
+Blocks: a waiting sequence is admitted when the blocks for all its known tokens are free, though its first
+chunk may need fewer: one that would run out of blocks halfway through its prompt is not begun. What
+unfinished prompts still need is set aside. One that does not fit is passed over by smaller ones behind it,
+up to `MOST_PASSES` of them; after that nobody passes it, so it is not starved.
 
 The plan counts blocks and never names them; the block manager's commit picks them. The commit cannot run
 out: it frees all victims first, so each block that it finds shared was shared in the plan too, and a block
@@ -59,6 +67,12 @@ class BlockView(Protocol):
         ...
 
 
+# So many sequences are admitted past one that does not fit, at most.
+MOST_PASSES = 16
+# So many that cannot be admitted are looked at in a step, at most.
+_LOOK_AHEAD = 32
+
+
 @dataclass(frozen=True, slots=True)
 class PlanView:
     """The state a plan is made from."""
@@ -93,6 +107,7 @@ class StepPlan:
 
     scheduled: tuple[PlannedSequence, ...]
     preempted: tuple[Sequence, ...]  # lose their blocks; never among `scheduled`
+    passed: tuple[Sequence, ...] = ()  # did not fit, and others behind them are admitted
 
 
 def plan_step(view: PlanView, limits: StepLimits, policy: Policy) -> StepPlan:
@@ -109,6 +124,7 @@ class _BlockDraft:
         self._size = view.block_size
         self._refs: dict[int, int] = {}  # planned ref counts, where they differ
         self._charged: dict[int, tuple[int, list[int]]] = {}  # seq_id -> (new blocks, left blocks)
+        self._held: dict[int, int] = {}  # seq_id -> blocks after what is planned, where they differ
         self._sealed: set[bytes] = set()  # by the shares planned so far
 
     def blocks_of(self, num_tokens: int) -> int:
@@ -128,6 +144,18 @@ class _BlockDraft:
         if room < 0:
             return 0
         return min(wanted, (len(table) + room) * self._size - sequence.num_computed)
+
+    def more_that_fit(self, sequence: Sequence, end: int, wanted: int) -> int:
+        """Return how many of `wanted` tokens past a share that ends at `end` the free blocks allow."""
+        return min(wanted, (self.held(sequence) + self.free) * self._size - end)
+
+    def held(self, sequence: Sequence) -> int:
+        """Return how many blocks the sequence has after what is planned."""
+        return self._held.get(sequence.seq_id, len(self._view.table(sequence.seq_id)))
+
+    def outstanding(self, sequence: Sequence) -> int:
+        """Return how many blocks the sequence's known tokens need beyond those it has by then."""
+        return max(0, self.blocks_of(sequence.num_tokens) - self.held(sequence))
 
     def hits(self, sequence: Sequence) -> PrefixHits:
         """Return the longest prefix that a sequence without blocks may begin with."""
@@ -170,7 +198,10 @@ class _BlockDraft:
         start = sequence.num_computed + len(hits) * self._size
         end = start + num_tokens
         self.seal(sequence, start, end)
-        num_new = max(0, self.blocks_of(end) - len(table) - len(hits)) + len(shared)
+        held = len(table) + len(hits)
+        num_new = max(0, self.blocks_of(end) - held)
+        self._held[sequence.seq_id] = held + num_new
+        num_new += len(shared)
         if num_new == 0:
             return
         for block in shared:
@@ -178,8 +209,18 @@ class _BlockDraft:
         self.free -= num_new
         self._charged[sequence.seq_id] = (num_new, shared)
 
+    def charge_more(self, sequence: Sequence, start: int, end: int) -> None:
+        """Take what lengthening a share from `start` to `end` needs besides."""
+        self.seal(sequence, start, end)
+        num_new = max(0, self.blocks_of(end) - self.held(sequence))
+        self._held[sequence.seq_id] = self.held(sequence) + num_new
+        self.free -= num_new
+        before, shared = self._charged.get(sequence.seq_id, (0, []))
+        self._charged[sequence.seq_id] = (before + num_new, shared)
+
     def release(self, sequence: Sequence) -> None:
         """Give back what the sequence was charged and what it holds."""
+        self._held.pop(sequence.seq_id, None)
         num_new, left = self._charged.pop(sequence.seq_id, (0, []))
         self.free += num_new
         for block in self._view.table(sequence.seq_id):
@@ -220,6 +261,11 @@ class _Draft:
         self._planned: dict[int, PlannedSequence] = {}
         self._preempted: dict[int, Sequence] = {}
         self._victims: VictimQueue | None = None
+        self._prompts: list[Sequence] = []  # may take more than they got
+        self._longest = 0  # most tokens that one of them has left after its share
+        self._set_aside = 0  # blocks that they will need after this step
+        self._unfit: list[Sequence] = []
+        self._num_passed = 0  # of those, how many were passed
 
     def plan(self) -> StepPlan:
         """Return the finished plan."""
@@ -231,17 +277,22 @@ class _Draft:
                 prompts.append(sequence)
         for sequence in prompts:
             self._continue(sequence)
+        for sequence in prompts:
+            if sequence.seq_id not in self._preempted:
+                self._note_prompt(sequence)
         self._admit()
+        self._spend_rest()
         return StepPlan(
             scheduled=tuple(self._planned.values()),
             preempted=tuple(self._preempted.values()),
+            passed=tuple(self._unfit[: self._num_passed]),
         )
 
     def _continue(self, sequence: Sequence) -> None:
         """Plan a running sequence as far as budget and blocks allow, taking blocks if need be."""
         if self._tokens_left == 0 or sequence.seq_id in self._preempted:
             return
-        wanted = min(sequence.num_remaining, self._tokens_left)
+        wanted = self._share(sequence.num_remaining)
         if sequence.num_remaining == 1 and self._blocks.has_slot(sequence):  # nearly every decode
             self._planned[sequence.seq_id] = PlannedSequence(sequence, 1)
             self._blocks.seal(sequence, sequence.num_computed, sequence.num_tokens)
@@ -251,30 +302,78 @@ class _Draft:
         while fitting == 0:
             if not self._preempt_for(sequence):
                 return  # it keeps its seat and its blocks, and tries again in the next step
-            wanted = min(sequence.num_remaining, self._tokens_left)
+            wanted = self._share(sequence.num_remaining)
             fitting = self._blocks.tokens_that_fit(sequence, wanted)
         self._schedule(sequence, fitting)
 
     def _admit(self) -> None:
-        """Plan waiting sequences in order, up to the first that does not fit."""
+        """Plan waiting sequences in order, as far as seats, tokens and blocks allow."""
+        num_waited = 0
         for sequence in self._view.waiting:
             if self._seats_left == 0 or self._tokens_left == 0 or self._preempted:
                 return
+            if len(self._unfit) + num_waited == _LOOK_AHEAD:
+                return
             hits = self._blocks.hits(sequence)
+            num_left = sequence.num_remaining - len(hits) * self._view.blocks.block_size
             if not self._has_room(sequence, hits):
                 if self._running or self._planned:
-                    return
+                    self._unfit.append(sequence)
+                    if sequence.num_passes >= MOST_PASSES:
+                        return
+                    continue
                 # Nothing else can run, so what is in the way are forks that wait with their blocks.
                 while not self._has_room(sequence, hits):
                     freed = self._preempt_for(sequence)
                     assert freed, "the pool must hold one sequence of full length"
+            if self._longest and num_left > max(self._tokens_left, self._longest // 2):
+                num_waited += 1  # its turn comes when the prompts before it are done
+                continue
             self._seats_left -= 1
-            num_left = sequence.num_remaining - len(hits) * self._view.blocks.block_size
-            self._schedule(sequence, min(num_left, self._tokens_left), hits)
+            self._num_passed = len(self._unfit)
+            self._schedule(sequence, self._share(num_left), hits)
+            self._note_prompt(sequence)
+
+    def _share(self, num_remaining: int) -> int:
+        """Return the tokens of one sequence: all, or half of what is left if it does not end."""
+        left = self._tokens_left
+        return num_remaining if num_remaining <= left else left - left // 2
+
+    def _note_prompt(self, sequence: Sequence) -> None:
+        """Remember what a prompt still needs after the share that it has got, if any."""
+        num_left = sequence.num_tokens - self._end(sequence)
+        if num_left:
+            self._prompts.append(sequence)
+            self._longest = max(self._longest, num_left)
+            self._set_aside += self._blocks.outstanding(sequence)
+
+    def _end(self, sequence: Sequence) -> int:
+        """Return how many tokens of a sequence are computed after what is planned."""
+        planned = self._planned.get(sequence.seq_id)
+        if planned is None:
+            return sequence.num_computed
+        num_found = len(planned.hits) * self._view.blocks.block_size
+        return sequence.num_computed + num_found + planned.num_tokens
+
+    def _spend_rest(self) -> None:
+        """Give the tokens that are left to the unfinished prompts, in order."""
+        for sequence in self._prompts:
+            planned = self._planned.get(sequence.seq_id)
+            if self._tokens_left == 0 or planned is None:
+                continue
+            end = self._end(sequence)
+            wanted = min(sequence.num_tokens - end, self._tokens_left)
+            more = self._blocks.more_that_fit(sequence, end, wanted)
+            if more > 0:
+                self._blocks.charge_more(sequence, end, end + more)
+                self._tokens_left -= more
+                self._planned[sequence.seq_id] = PlannedSequence(
+                    sequence, planned.num_tokens + more, planned.hits
+                )
 
     def _has_room(self, sequence: Sequence, hits: PrefixHits) -> bool:
         """Return whether a waiting sequence may begin."""
-        room = self._blocks.free
+        room = self._blocks.free - self._set_aside
         if sequence.num_preemptions:
             # Each of the others may need a block soon. Without room for that, the one that comes
             # back would be preempted again, its tokens computed for nothing.

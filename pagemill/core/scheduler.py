@@ -189,6 +189,9 @@ class Scheduler:
     def _commit(self, plan: StepPlan) -> SchedulerOutput:
         for victim in plan.preempted:
             self._preempt(victim)
+        num_admitted = sum(p.sequence.status is SequenceStatus.WAITING for p in plan.scheduled)
+        for passed in plan.passed:
+            passed.num_passes += num_admitted
         now = time.monotonic()
         scheduled: list[ScheduledSequence] = []
         new: list[NewSequence] = []
@@ -266,6 +269,7 @@ class Scheduler:
 
     def _seat(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
+        sequence.num_passes = 0
         sequence.status = SequenceStatus.RUNNING
         self._running.add(sequence)
 

@@ -82,6 +82,9 @@ class Sequence:
     block_names: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0  # found in the cache when it was first admitted
     num_preemptions: int = 0
+    num_passes: int = (
+        0  # others admitted before it while its blocks were missing, since its last turn
+    )
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     # Seconds of `time.monotonic`; a forked sequence has its root's first_scheduled_time.

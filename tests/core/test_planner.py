@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.core.block_manager import BlockManager
-from pagemill.core.planner import PlanView, StepLimits, StepPlan, plan_step
+from pagemill.core.planner import MOST_PASSES, PlanView, StepLimits, StepPlan, plan_step
 from pagemill.core.policies.fcfs import FirstComeFirstServed
 from pagemill.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from tests.core.fake_ranks import make_request
@@ -71,8 +71,37 @@ def test_long_prompt_takes_what_decodes_leave_of_the_budget() -> None:
     state = State(100, 4)
     state.run(make_sequence(0, 50))
     state.run(make_sequence(1, 8, num_output=1, num_computed=8))
-    state.waiting.append(make_sequence(2, 5))
     assert shares(state.plan(max_num_tokens=7)) == {1: 1, 0: 6}
+
+
+def test_long_prompt_leaves_half_of_the_budget_to_a_short_one() -> None:
+    state = State(100, 4)
+    state.run(make_sequence(0, 50))
+    state.waiting.append(make_sequence(1, 2))
+    assert shares(state.plan(max_num_tokens=6)) == {0: 4, 1: 2}
+    state.waiting[0] = make_sequence(1, 3)
+    assert shares(state.plan(max_num_tokens=6)) == {0: 3, 1: 3}
+
+
+def test_prompts_that_do_not_end_take_halves_of_what_is_left() -> None:
+    state = State(100, 4)
+    state.waiting.extend(make_sequence(i, size) for i, size in enumerate((100, 40, 15, 1)))
+    # 8 of 16 to the first, 4 of 8 to the next, 2 of 4, and the last one ends; one more is left.
+    assert shares(state.plan(max_num_tokens=16)) == {0: 9, 1: 4, 2: 2, 3: 1}
+
+
+def test_two_long_prompts_are_computed_one_after_the_other() -> None:
+    state = State(100, 4)
+    state.waiting.extend(make_sequence(i, 80) for i in range(2))
+    assert shares(state.plan(max_num_tokens=16)) == {0: 16}
+
+
+def test_what_an_unfinished_prompt_needs_is_set_aside() -> None:
+    state = State(12, 4)
+    state.run(make_sequence(0, 40))
+    state.waiting.extend([make_sequence(1, 9), make_sequence(2, 8)])
+    # Ten blocks are the long one's: two are left, and the second of the waiting needs no more.
+    assert shares(state.plan(max_num_tokens=32)) == {0: 24, 2: 8}
 
 
 def test_admission_stops_at_seats_and_at_budget() -> None:
@@ -82,11 +111,18 @@ def test_admission_stops_at_seats_and_at_budget() -> None:
     assert shares(state.plan(max_num_tokens=15)) == {0: 6, 1: 6, 2: 3}
 
 
-def test_nobody_passes_a_waiting_sequence_that_does_not_fit() -> None:
+def test_small_ones_pass_one_that_does_not_fit_a_bounded_number_of_times() -> None:
     state = State(4, 4)
     state.run(make_sequence(0, 8, num_output=1, num_computed=8))
-    state.waiting.extend([make_sequence(1, 9), make_sequence(2, 1)])
-    assert shares(state.plan()) == {0: 1}
+    state.waiting.extend([make_sequence(1, 9), make_sequence(2, 1), make_sequence(3, 7)])
+    plan = state.plan()
+    assert shares(plan) == {0: 1, 2: 1}
+    # The last one does not fit either, but nobody behind it is admitted.
+    assert plan.passed == (state.waiting[0],)
+    state.waiting[0].num_passes = MOST_PASSES
+    plan = state.plan()
+    assert shares(plan) == {0: 1}
+    assert plan.passed == ()
 
 
 def test_prompt_begins_only_when_all_its_blocks_are_free() -> None:
