@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagemill.config import ModelConfig, SchedulerConfig
+from pagemill.core.policies import POLICIES
 from pagemill.engine.vocabulary import (
     bad_word_ids,
     check_ids,
@@ -162,10 +163,10 @@ class InputProcessor:
             raise RequestError(
                 f"priority is {priority!r}; it must be a whole number", param="priority"
             )
-        if priority != 0 and self._policy == "fcfs":
+        if priority != 0 and not POLICIES.load(self._policy).uses_priority:
             raise RequestError(
-                f"priority is {priority}, but the engine serves in the order of arrival "
-                "(scheduling_policy 'fcfs'); leave it at 0",
+                f"priority is {priority}, but the engine's scheduling_policy {self._policy!r} does not "
+                "look at it; leave it at 0, or start the engine with scheduling_policy 'priority'",
                 param="priority",
             )
 

@@ -40,6 +40,8 @@ def make_request(
     stop_ids: frozenset[int] = frozenset(),
     prompt_logprobs: int | None = None,
     salt: str | None = None,
+    priority: int = 0,
+    arrival_time: float = 0.0,
 ) -> EngineRequest:
     """Return a request; a number as prompt stands for that many different tokens."""
     if isinstance(prompt, int):
@@ -54,7 +56,8 @@ def make_request(
         max_tokens=max_tokens,
         eos_token_ids=eos,
         stop_token_ids=stop_ids,
-        arrival_time=0.0,
+        arrival_time=arrival_time,
+        priority=priority,
         cache_keys=() if salt is None else (("cache_salt", salt),),
     )
 
@@ -105,6 +108,8 @@ class Row:
 
 class Shuffled:
     """A policy in which the order of service has nothing to do with the order of arrival."""
+
+    uses_priority = False
 
     def admission_key(self, sequence: Sequence) -> tuple[int, ...]:
         """Return a scrambled order."""

@@ -9,5 +9,6 @@ POLICIES: Registry[type[Policy]] = Registry(
     "scheduling policy",
     {
         "fcfs": "pagemill.core.policies.fcfs:FirstComeFirstServed",
+        "priority": "pagemill.core.policies.priority:Priority",
     },
 )

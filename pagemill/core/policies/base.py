@@ -14,6 +14,8 @@ from pagemill.core.sequence import Sequence
 class Policy(Protocol):
     """Order of service."""
 
+    uses_priority: bool  # a request's priority means something; else one that is not 0 is refused
+
     def admission_key(self, sequence: Sequence) -> tuple[int, ...]:
         """Return the sort key of admission: the smallest is served first."""
         ...

@@ -8,6 +8,8 @@ from pagemill.core.sequence import Sequence
 class FirstComeFirstServed:
     """Serve the oldest request first; the newest gives way first."""
 
+    uses_priority = False
+
     def admission_key(self, sequence: Sequence) -> tuple[int, ...]:
         """Return (number of the request, index of the sample)."""
         return (sequence.group.number, sequence.sample_index)
