@@ -14,7 +14,7 @@ Called by `engine.llm_engine`, from one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pagemill.config import SchedulerConfig
 from pagemill.core.block_manager import BlockManager
@@ -51,6 +51,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         caches_prefixes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         num_needed = -(-max_model_len // block_size)
         if num_blocks < num_needed:
@@ -61,6 +62,7 @@ class Scheduler:
                 "kv_cache_memory_bytes or gpu_memory_utilization"
             )
         self._max_model_len = max_model_len
+        self._clock = clock  # seconds; a simulation has its own
         self._limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
         self._policy = POLICIES.load(config.policy)()
         self._blocks = BlockManager(num_blocks, block_size, caches_prefixes=caches_prefixes)
@@ -192,7 +194,7 @@ class Scheduler:
         num_admitted = sum(p.sequence.status is SequenceStatus.WAITING for p in plan.scheduled)
         for passed in plan.passed:
             passed.num_passes += num_admitted
-        now = time.monotonic()
+        now = self._clock()
         scheduled: list[ScheduledSequence] = []
         new: list[NewSequence] = []
         copies: list[tuple[int, int]] = []
@@ -304,7 +306,7 @@ class Scheduler:
                 f"step {scheduled.step_id} is not in flight"
             )
             self._in_flight = None
-        now = time.monotonic()
+        now = self._clock()
         updates: list[SequenceUpdate] = []
         for share, output in zip(scheduled.scheduled, result.sequences, strict=True):
             assert share.seq_id == output.seq_id, "results are not in the order of the step"
