@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -58,8 +59,11 @@ def make_entrant(name: str, format: str, model: str, venvs: Path, room: Room) ->
         entrant.failure = "does not make this format from a bfloat16 checkpoint"
     else:
         weights = kind.formats[format]
-        path = random_models.form_of(model, kind, weights, venvs)
-        entrant.arguments = command(python, kind.module, room.options(path, weights))
+        try:
+            path = random_models.form_of(model, kind, weights, venvs)
+            entrant.arguments = command(python, kind.module, room.options(path, weights))
+        except subprocess.CalledProcessError as error:
+            entrant.failure = f"its model could not be made: {Path(error.cmd[0]).name} failed"
     return entrant
 
 

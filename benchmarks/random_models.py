@@ -78,7 +78,7 @@ def model_folder(name: str) -> Path:
     """Return the Hugging Face folder of a shape, made now if it is not there."""
     folder = env.cache_dir() / "benchmarks" / f"{name}-random"
     if not folder.is_dir():
-        partial = folder.with_suffix(".partial")
+        partial = _partial(folder)
         shutil.rmtree(partial, ignore_errors=True)
         write_folder(SHAPES[name], partial)
         partial.rename(folder)
@@ -95,7 +95,7 @@ def form_of(name: str, kind: EngineKind, weights: str, venvs: Path) -> Path:
         return folder
     plain = folder.with_name(f"{folder.name}-BF16.gguf")
     if kind.form == GGUF and not plain.exists():
-        partial = plain.with_suffix(".partial")
+        partial = _partial(plain)
         gguf_writer.write(folder, partial)
         partial.rename(plain)
     target = folder.with_name(
@@ -103,7 +103,7 @@ def form_of(name: str, kind: EngineKind, weights: str, venvs: Path) -> Path:
     )
     if target.exists():
         return target
-    partial = target.with_suffix(".partial")
+    partial = _partial(target)
     shutil.rmtree(partial, ignore_errors=True)
     python = python_of(venvs, kind.venv)
     assert python is not None, "the caller looks for the engine first"
@@ -117,6 +117,11 @@ def form_of(name: str, kind: EngineKind, weights: str, venvs: Path) -> Path:
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     partial.rename(target)
     return target
+
+
+def _partial(target: Path) -> Path:
+    """Return the name that a file or folder has until it is whole."""
+    return target.with_name(f"{target.name}.partial")
 
 
 def write_folder(shape: dict[str, Any], folder: Path) -> None:

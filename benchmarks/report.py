@@ -27,6 +27,7 @@ _TITLES = {
     "prefill_tok_per_s": "prefill tokens/s",
 }  # fmt: skip
 _NONE = "-"
+_CELL = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,9 @@ def _engines(run: Run) -> str:
         if one.version:
             cells = [one.version, f"{one.idle_cores:.2f}", f"{one.resident_bytes / 2**30:.1f}"]
             if one.failure:
-                cells[0] += f"; {one.failure}"
+                cells[0] += f"; {_short(one.failure)}"
         else:
-            cells = [one.failure, _NONE, _NONE]
+            cells = [_short(one.failure), _NONE, _NONE]
         lines.append(_row([one.title, one.format, *cells]))
     return "\n".join(lines)
 
@@ -200,6 +201,12 @@ def _spread(values: Sequence[float]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _short(failure: str) -> str:
+    """Return the end of a message, where a traceback has its error, fit for a cell."""
+    text = failure.replace("|", "/")
+    return text if len(text) <= _CELL else "... " + text[-_CELL:]
 
 
 def _row(cells: Sequence[str]) -> str:

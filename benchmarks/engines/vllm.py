@@ -27,7 +27,7 @@ class Vllm:
             model=options.path, dtype=options.weights, max_model_len=options.max_model_len,
             max_num_seqs=64, enable_prefix_caching=True, disable_log_stats=True, seed=0,
         ).llm_engine  # fmt: skip
-        self.version = f"{vllm.__version__}, torch {torch.__version__}"
+        self.version = f"{vllm.__version__}, torch {torch.__version__}, {_kernels()}"
         self._num_added = 0
 
     def run(self, jobs: list[work.Job]) -> work.Outcome:
@@ -52,6 +52,19 @@ class Vllm:
                 if output.finished:
                     num_output += len(output.outputs[0].token_ids)
         return work.Outcome(time.perf_counter() - start, num_output, ttft_s)
+
+
+def _kernels() -> str:
+    """Return whether vLLM found the extension that it uses on AMD processors."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from vllm.platforms import current_platform
+
+    try:
+        name = f"zentorch {version('zentorch')}"
+    except PackageNotFoundError:
+        name = "without zentorch"
+    return f"{type(current_platform).__name__} {name}"
 
 
 def load(options: EngineOptions) -> Vllm:
