@@ -77,7 +77,6 @@ def _start(entrant: Entrant, threads: int, stack: contextlib.ExitStack) -> Engin
     try:
         process.wait_ready()
         entrant.version = process.version
-        entrant.resident_bytes = process.resident_bytes()
     except EngineFailed as error:
         _fail(entrant, error)
         return None
@@ -93,6 +92,7 @@ def _turn(entrant: Entrant, process: EngineProcess, case: str, round: str) -> No
         if round == work.WARM_UP:
             entrant.rounds[case] = []
             entrant.idle_cores = max(entrant.idle_cores, process.idle_share(_IDLE_SECONDS))
+            entrant.resident_bytes = max(entrant.resident_bytes, process.resident_bytes())
         else:
             entrant.rounds[case].append(figures)
     except EngineFailed as error:
