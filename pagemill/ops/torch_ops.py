@@ -1,0 +1,166 @@
+"""The native operations as torch custom operators, `torch.ops.pagemill.*`: for compile and profilers.
+
+Serving calls the extension directly (`ops.cpu`, `attention.cpu`): a custom operator costs tens of microseconds
+a call. Whoever wants a profile to show these operations, or torch.compile to keep them whole, calls
+`register()` once; importing pagemill and starting an engine do not. An operator is a schema, a function that
+computes and one that gives the result's shape and dtype without data. They follow torch's rules: what is
+written to is marked in the schema, and a result is never one of the arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagemill import native
+from pagemill.errors import NotSupportedError
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of `torch.ops.pagemill`."""
+
+    schema: str  # its name first
+    compute: Callable[..., Any]
+    fake: Callable[..., Any]  # the same arguments; an empty result
+
+    @property
+    def name(self) -> str:
+        """Return the operator's name."""
+        return self.schema.partition("(")[0]
+
+
+def register() -> tuple[str, ...]:
+    """Make `torch.ops.pagemill.*` known to torch; return the names. Further calls do nothing more.
+
+    Raises NotSupportedError where the extension is not built.
+    """
+    if native.extension() is None:
+        raise NotSupportedError(f"torch.ops.pagemill needs the native kernels, but {native.LOST}")
+    return _registered()[1]
+
+
+@functools.cache
+def _registered() -> tuple[torch.library.Library, tuple[str, ...]]:
+    """Register once; the library must live as long as its operators."""
+    library = torch.library.Library("pagemill", "DEF")
+    operators = _operators()
+    for operator in operators:
+        library.define(operator.schema)
+        library.impl(operator.name, operator.compute, "CPU")
+        torch.library.register_fake(f"pagemill::{operator.name}", operator.fake, lib=library)
+    return library, tuple(operator.name for operator in operators)
+
+
+def _operators() -> tuple[Operator, ...]:
+    from pagemill.ops import cpu  # needs the extension
+
+    def linear_add(
+        stream: Tensor, x: Tensor, packed: Tensor, out_features: int, bias: Tensor | None
+    ) -> None:
+        cpu.linear(x, packed, out_features, bias, residual=stream)
+
+    return (
+        Operator(
+            "pack_linear(Tensor weight, Tensor(a!) packed, int tile_first=0, int tile_step=1) -> ()",
+            _with_keywords(cpu.pack_linear, 2, "tile_first", "tile_step"),
+            _nothing,
+        ),
+        Operator(
+            "linear_rows(Tensor ids, Tensor packed, SymInt out_features, SymInt in_features) -> Tensor",
+            cpu.linear_rows,
+            lambda ids, packed, _, k: packed.new_empty(ids.shape[0], k),
+        ),
+        Operator(
+            "linear(Tensor x, Tensor packed, SymInt out_features, Tensor? bias=None, "
+            "str? gate=None, ScalarType? out_dtype=None) -> Tensor",
+            _with_keywords(cpu.linear, 4, "gate", "out_dtype"),
+            _empty_linear,
+        ),
+        Operator(
+            "linear_add_(Tensor(a!) stream, Tensor x, Tensor packed, SymInt out_features, "
+            "Tensor? bias=None) -> ()",
+            linear_add,
+            _nothing,
+        ),
+        Operator(
+            "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, "
+            "int[] query_starts, int[] num_computed, Tensor block_tables, Tensor slots, "
+            "int block_size, float scale, float softcap=0.0, int window=0, Tensor? sinks=None) "
+            "-> Tensor",
+            _attention,
+            lambda q, *_: q.new_empty(q.shape),
+        ),
+    )
+
+
+def _with_keywords(function: Callable[..., Any], count: int, *names: str) -> Callable[..., Any]:
+    """Return the function with the arguments after the first `count` taken by place."""
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments[:count], **dict(zip(names, arguments[count:], strict=False)))
+
+    return call
+
+
+def _nothing(*_: Any) -> None:
+    """Give the result of an operator that writes into its arguments."""
+
+
+def _empty_linear(
+    x: Tensor,
+    packed: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return x.new_empty(x.shape[0], out_features, dtype=out_dtype or x.dtype)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    query_starts: Sequence[int],
+    num_computed: Sequence[int],
+    block_tables: Tensor,
+    slots: Tensor,
+    block_size: int,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Write k and v [num_tokens, kv_heads, head_dim] to the pools, then attend; see csrc/attention."""
+    extension = native.required()
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    block_tables, slots = block_tables.contiguous(), slots.contiguous()
+    sinks = None if sinks is None else sinks.to(torch.float32).contiguous()
+    plan = extension.AttentionPlan(
+        query_starts, num_computed, block_tables.data_ptr(), block_tables.shape[1],
+        slots.data_ptr(), block_size,
+    )  # fmt: skip
+    out = torch.empty(q.shape, dtype=q.dtype)
+    scratch = torch.empty(0, dtype=torch.uint8)
+    while True:
+        needed = extension.attention(
+            plan, q.shape[1], k.shape[1], q.shape[2], scale, softcap, window,
+            _DTYPES[q.dtype], _DTYPES[k_pool.dtype],
+            q.data_ptr(), *q.stride()[:2], k.data_ptr(), *k.stride()[:2],
+            v.data_ptr(), *v.stride()[:2], k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape[0],
+            0 if sinks is None else sinks.data_ptr(), out.data_ptr(),
+            scratch.data_ptr(), scratch.numel(),
+        )  # fmt: skip
+        if not needed:
+            return out
+        scratch = torch.empty(needed, dtype=torch.uint8)

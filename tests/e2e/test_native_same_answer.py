@@ -1,0 +1,172 @@
+"""One request, one answer on the native kernels: tokens and logprobs bit for bit, whatever the company.
+
+Tiny models of several families (biases, windows, norms of q and k, soft caps, partial rotary, LayerNorm)
+answer alone, one thread, prompts whole; then in batches of 2 to 64, in chunks of 1, 7 and 16 tokens, in
+blocks of 8, 16 and 32 tokens, in a cache of one and a half requests, with two threads. The best path of the
+machine runs all of it; every other path a family with a window and one without.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagemill import LLM, SamplingParams, native
+from pagemill.engine.resolve import resolve
+from pagemill.engine_args import EngineArgs
+from pagemill.worker.memory import plan_memory
+from tests.e2e.native_runs import FORMATS, Answer, Format, answer, answers
+from tests.models.tiny import TINY, save_tiny
+from tests.ops.conftest import ALL_ISAS, needs_extension
+
+pytestmark = needs_extension
+FAMILIES = ("llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "gpt_neox")
+NUM_TOKENS = 8
+MAX_LEN = 64
+GREEDY = SamplingParams(
+    temperature=0.0,
+    max_tokens=NUM_TOKENS,
+    ignore_eos=True,
+    logprobs=2,
+    prompt_logprobs=1,
+    detokenize=False,
+)
+
+
+def _prompts() -> list[list[int]]:
+    """Return 64 prompts; the windows of the tiny models (8 and 11) are crossed within and after many."""
+    draw = random.Random(7)
+    lengths = [1, 5, 7, 20, 41, 16, 17, 33] + [draw.randint(1, 30) for _ in range(56)]
+    return [[draw.randint(3, 150) for _ in range(length)] for length in lengths]
+
+
+PROMPTS = _prompts()
+FEW = 6  # prompts where steps are many
+# Name -> prompts, engine arguments.
+COMPANIES: dict[str, tuple[int, dict[str, Any]]] = {
+    "two": (FEW, {"max_num_seqs": 2, "block_size": 8}),
+    "nine": (27, {"max_num_seqs": 9, "block_size": 32, "max_num_batched_tokens": 100}),
+    "all-64": (64, {"max_num_seqs": 64}),
+    "all-64-two-threads": (64, {"max_num_seqs": 64, "num_threads": 2}),
+    "chunks-of-1": (3, {"max_num_batched_tokens": 1}),
+    "chunks-of-7": (FEW, {"max_num_batched_tokens": 7, "block_size": 32, "num_threads": 2}),
+    "chunks-of-16": (FEW, {"max_num_batched_tokens": 16, "block_size": 8}),
+}
+
+
+# What every path but the best one goes through.
+FEWER_FAMILIES = ("llama", "gemma3")
+FEWER_COMPANIES = ("all-64-two-threads", "chunks-of-7")
+
+
+class Answers:
+    """What each prompt is told alone, by path, family and format; asked once a session."""
+
+    def __init__(self, folders: Path) -> None:
+        self._folders = folders
+        self._alone: dict[tuple[str, str, str], list[Answer]] = {}
+
+    def folder(self, family: str) -> Path:
+        """Return the tiny model's folder."""
+        made = self._folders / family
+        if not made.exists():
+            save_tiny(TINY[family], made)
+        return made
+
+    def engine(self, family: str, form: Format, **arguments: Any) -> LLM:
+        """Start an engine; one thread and room for all unless `arguments` say otherwise."""
+        settled: dict[str, Any] = {
+            "skip_tokenizer_init": True,
+            "max_model_len": MAX_LEN,
+            "kv_cache_memory_bytes": 1 << 23,
+            "num_threads": 1,
+        }
+        return LLM(str(self.folder(family)), **{**settled, **form.arguments, **arguments})
+
+    def alone(self, isa: str, family: str, form: Format) -> list[Answer]:
+        """Return the answers to the prompts one after the other."""
+        key = (isa, family, form.name)
+        if key not in self._alone:
+            with self.engine(family, form) as llm:
+                self._alone[key] = answers(llm, PROMPTS, GREEDY, alone=True)
+        return self._alone[key]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return Answers(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def threads_and_path_as_before() -> Iterator[None]:
+    module = native.required()
+    isa, threads = module.active_isa(), module.num_threads()
+    yield
+    native.use_isa(isa)
+    module.set_num_threads(threads)
+
+
+def check(told: Answers, isa: str, family: str, form: Format, company: str) -> None:
+    """Compare the answers in one company with those alone."""
+    expected = told.alone(isa, family, form)
+    count, arguments = COMPANIES[company]
+    with told.engine(family, form, **arguments) as llm:
+        got = answers(llm, PROMPTS[:count], GREEDY)
+    for i in range(count):
+        assert got[i] == expected[i], f"prompt {i} of {len(PROMPTS[i])} tokens"
+
+
+@pytest.mark.parametrize("company", COMPANIES)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_is_the_same_in_any_company(
+    family: str, form: Format, company: str, told: Answers
+) -> None:
+    check(told, native.required().active_isa(), family, form, company)
+
+
+@pytest.mark.parametrize("company", FEWER_COMPANIES)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("family", FEWER_FAMILIES)
+@pytest.mark.parametrize("path", ALL_ISAS)
+def test_an_answer_is_the_same_on_every_path(
+    path: str, family: str, form: Format, company: str, told: Answers
+) -> None:
+    available = native.required().available_isas()
+    if path not in available.split(", "):
+        pytest.skip(f"this machine or build has no {path}; it has {available}")
+    native.use_isa(path)
+    check(told, path, family, form, company)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_is_the_same_after_preemptions(family: str, form: Format, told: Answers) -> None:
+    expected = told.alone(native.required().active_isa(), family, form)
+    size = 8
+    shape = EngineArgs(
+        str(told.folder(family)), skip_tokenizer_init=True, max_model_len=MAX_LEN, block_size=size,
+        kv_cache_memory_bytes=1 << 23, **form.arguments,
+    )  # fmt: skip
+    blocks = MAX_LEN // size * 3 // 2  # one request of the longest kind and a half
+    memory = blocks * plan_memory(resolve(shape)).block_bytes
+    order = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))[:8]
+    with told.engine(
+        family, form, block_size=size, kv_cache_memory_bytes=memory, debug=True
+    ) as llm:
+        assert llm.llm_engine.memory_plan.num_blocks == blocks
+        outputs = llm.generate([PROMPTS[i] for i in order], GREEDY, use_tqdm=False)
+    assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0
+    for i, output in zip(order, outputs, strict=True):
+        assert answer(output) == expected[i], f"prompt {i} of {len(PROMPTS[i])} tokens"
+
+
+def test_answers_differ_from_prompt_to_prompt(told: Answers) -> None:
+    """A model that says the same whatever it reads would prove nothing above."""
+    for family in FAMILIES:
+        alone = told.alone(native.required().active_isa(), family, FORMATS[0])
+        assert len({tuple(tokens) for tokens, *_ in alone}) > 40

@@ -1,0 +1,167 @@
+"""The operators of torch.ops.pagemill: the direct call's bits, and torch's own rules for operators."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagemill import native
+from pagemill.errors import NotSupportedError
+from pagemill.ops import torch_ops
+from tests.ops.conftest import needs_extension
+
+if native.extension() is not None:
+    from pagemill.attention.base import AttentionBatch, AttentionSpec
+    from pagemill.attention.cpu import CPUAttention
+    from pagemill.ops import cpu as ops
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def packed(weight: Tensor) -> Tensor:
+    rows, k = weight.shape
+    made = torch.zeros(ops.packed_shape(rows, k, weight.dtype), dtype=weight.dtype)
+    ops.pack_linear(weight, made)
+    return made
+
+
+def linear_arguments(dtype: torch.dtype) -> tuple[Any, ...]:
+    weight = packed(draw(33, 40, seed=1, dtype=dtype))
+    return draw(5, 40, dtype=dtype), weight, 33, draw(33, seed=2, dtype=dtype)
+
+
+SPEC_SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+
+
+def attention_arguments(dtype: torch.dtype) -> tuple[Any, ...]:
+    tokens, block_size = 20, 16
+    q = draw(tokens, 4, 16, dtype=dtype)
+    k, v = (draw(tokens, 2, 16, seed=i, dtype=dtype) for i in (1, 2))
+    pools = [torch.zeros(4, 2, block_size, 16, dtype=dtype) for _ in range(2)]
+    tables, slots = torch.tensor([[3, 1]]), torch.tensor([*range(48, 64), *range(16, 20)])
+    return q, k, v, *pools, [0, tokens], [0], tables, slots, block_size, 0.25, 5.0, 7, draw(4)
+
+
+def calls(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    """Return arguments for every operator."""
+    x, weight, n, bias = linear_arguments(dtype)
+    return {
+        "pack_linear": (draw(33, 40, dtype=dtype), torch.zeros_like(weight)),
+        "linear_rows": (torch.tensor([3, 0, 32]), weight, n, 40),
+        "linear": (x, weight, n, bias, None, torch.float32),
+        "linear_add_": (draw(5, n, dtype=dtype), x, weight, n, bias),
+        "attention": attention_arguments(dtype),
+    }
+
+
+def operator(name: str) -> Callable[..., Any]:
+    torch_ops.register()
+    return getattr(torch.ops.pagemill, name).default  # type: ignore[no-any-return]
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_operator_keeps_torchs_rules(dtype: torch.dtype) -> None:
+    arguments = calls(dtype)
+    assert set(arguments) == set(torch_ops.register())
+    for name, given in arguments.items():
+        torch.library.opcheck(operator(name), given)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_operators_give_the_direct_calls_bits(dtype: torch.dtype) -> None:
+    x, weight, n, bias = linear_arguments(dtype)
+    assert torch.equal(operator("linear")(x, weight, n, bias), ops.linear(x, weight, n, bias))
+    both = [packed(draw(16, 40, seed=i, dtype=dtype)) for i in (1, 2)]
+    pairs = torch.cat(both)
+    assert torch.equal(
+        operator("linear")(x, pairs, 16, None, "silu"), ops.linear(x, pairs, 16, gate="silu")
+    )
+    streams = [draw(5, n, seed=4, dtype=dtype) for _ in range(2)]
+    assert operator("linear_add_")(streams[0], x, weight, n, bias) is None
+    ops.linear(x, weight, n, bias, residual=streams[1])
+    assert torch.equal(*streams)
+    ids = torch.tensor([1, 1, 30])
+    assert torch.equal(
+        operator("linear_rows")(ids, weight, n, 40), ops.linear_rows(ids, weight, n, 40)
+    )
+    empty = torch.zeros_like(weight)
+    operator("pack_linear")(draw(n, 40, seed=1, dtype=dtype), empty)
+    assert torch.equal(empty, weight)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_attention_operator_gives_the_direct_calls_bits(dtype: torch.dtype) -> None:
+    given = attention_arguments(dtype)
+    result = operator("attention")(*given)
+    again = attention_arguments(dtype)
+    q, k, v, *pools = again[:5]
+    batch = AttentionBatch(
+        query_starts=tuple(again[5]),
+        num_computed=tuple(again[6]),
+        block_tables=again[7],
+        slot_mapping=again[8],
+        block_size=again[9],
+    )
+    spec = AttentionSpec(**SPEC_SIZES, scale=0.25, logit_softcap=5.0, sliding_window=7)
+    backend = CPUAttention()
+    direct = backend.forward(
+        spec, q, k, v, (pools[0], pools[1]), backend.prepare(batch), sinks=again[13]
+    )
+    assert torch.equal(result, direct)
+    for ours, theirs in zip(given[3:5], pools, strict=True):
+        assert torch.equal(ours, theirs) and bool(ours.any())
+
+
+@needs_extension
+def test_a_compiled_function_keeps_the_operators_whole() -> None:
+    x, weight, n, bias = linear_arguments(torch.float32)
+    linear, add = operator("linear"), operator("linear_add_")
+
+    def layer(x: Tensor, stream: Tensor) -> Tensor:
+        add(stream, x, weight, n, bias)
+        return linear(x * 2, weight, n, bias) + stream  # type: ignore[no-any-return]
+
+    # The graph alone: generating code would ask for a compiler.
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    expected = layer(x, torch.ones(5, n))
+    stream = torch.ones(5, n)
+    assert torch.equal(compiled(x, stream), expected)
+    assert not torch.equal(stream, torch.ones(5, n))
+
+
+@needs_extension
+def test_a_profile_names_the_operators() -> None:
+    call = operator("linear")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call(*linear_arguments(torch.float32))
+    assert "pagemill::linear" in {event.key for event in profile.key_averages()}
+
+
+def test_nothing_is_registered_before_it_is_asked_for() -> None:
+    code = (
+        "import torch, pagemill, pagemill.ops.torch_ops; from pagemill import native;"
+        "assert not hasattr(torch.ops.pagemill, 'linear');"
+        "native.extension() and pagemill.ops.torch_ops.register();"
+        "assert hasattr(torch.ops.pagemill, 'linear') == (native.extension() is not None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_extension_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "extension", lambda: None)
+    with pytest.raises(NotSupportedError, match="torch.ops.pagemill needs the native kernels"):
+        torch_ops.register()
