@@ -48,9 +48,10 @@ def register() -> tuple[str, ...]:
 
 
 @functools.cache
-def _registered() -> tuple[torch.library.Library, tuple[str, ...]]:
+def _registered() -> tuple[Any, tuple[str, ...]]:
     """Register once; the library must live as long as its operators."""
-    library = torch.library.Library("pagemill", "DEF")
+    make: Any = torch.library.Library  # it has no types
+    library = make("pagemill", "DEF")
     operators = _operators()
     for operator in operators:
         library.define(operator.schema)

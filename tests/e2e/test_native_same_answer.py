@@ -24,7 +24,15 @@ from tests.models.tiny import TINY, save_tiny
 from tests.ops.conftest import ALL_ISAS, needs_extension
 
 pytestmark = needs_extension
-FAMILIES = ("llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "gpt_neox")
+FAMILIES: list[Any] = [
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "qwen2", "gpt_neox", "opt")),
+]
 NUM_TOKENS = 8
 MAX_LEN = 64
 GREEDY = SamplingParams(
@@ -38,20 +46,20 @@ GREEDY = SamplingParams(
 
 
 def _prompts() -> list[list[int]]:
-    """Return 64 prompts; the windows of the tiny models (8 and 11) are crossed within and after many."""
+    """Return 20 prompts; the windows of the tiny models (8 and 11) are crossed within and after many."""
     draw = random.Random(7)
-    lengths = [1, 5, 7, 20, 41, 16, 17, 33] + [draw.randint(1, 30) for _ in range(56)]
+    lengths = [1, 5, 7, 20, 41, 16, 17, 33] + [draw.randint(1, 30) for _ in range(12)]
     return [[draw.randint(3, 150) for _ in range(length)] for length in lengths]
 
 
 PROMPTS = _prompts()
 FEW = 6  # prompts where steps are many
-# Name -> prompts, engine arguments.
+# Name -> requests (the prompts, over and over), engine arguments.
 COMPANIES: dict[str, tuple[int, dict[str, Any]]] = {
     "two": (FEW, {"max_num_seqs": 2, "block_size": 8}),
-    "nine": (27, {"max_num_seqs": 9, "block_size": 32, "max_num_batched_tokens": 100}),
+    "nine": (20, {"max_num_seqs": 9, "block_size": 32, "max_num_batched_tokens": 100}),
     "all-64": (64, {"max_num_seqs": 64}),
-    "all-64-two-threads": (64, {"max_num_seqs": 64, "num_threads": 2}),
+    "forty-on-two-threads": (40, {"max_num_seqs": 40, "num_threads": 2}),
     "chunks-of-1": (3, {"max_num_batched_tokens": 1}),
     "chunks-of-7": (FEW, {"max_num_batched_tokens": 7, "block_size": 32, "num_threads": 2}),
     "chunks-of-16": (FEW, {"max_num_batched_tokens": 16, "block_size": 8}),
@@ -60,7 +68,7 @@ COMPANIES: dict[str, tuple[int, dict[str, Any]]] = {
 
 # What every path but the best one goes through.
 FEWER_FAMILIES = ("llama", "gemma3")
-FEWER_COMPANIES = ("all-64-two-threads", "chunks-of-7")
+FEWER_COMPANIES = ("nine", "chunks-of-7")
 
 
 class Answers:
@@ -114,10 +122,11 @@ def check(told: Answers, isa: str, family: str, form: Format, company: str) -> N
     """Compare the answers in one company with those alone."""
     expected = told.alone(isa, family, form)
     count, arguments = COMPANIES[company]
+    which = [i % len(PROMPTS) for i in range(count)]
     with told.engine(family, form, **arguments) as llm:
-        got = answers(llm, PROMPTS[:count], GREEDY)
-    for i in range(count):
-        assert got[i] == expected[i], f"prompt {i} of {len(PROMPTS[i])} tokens"
+        got = answers(llm, [PROMPTS[i] for i in which], GREEDY)
+    for i, one in zip(which, got, strict=True):
+        assert one == expected[i], f"prompt {i} of {len(PROMPTS[i])} tokens"
 
 
 @pytest.mark.parametrize("company", COMPANIES)
@@ -167,6 +176,6 @@ def test_an_answer_is_the_same_after_preemptions(family: str, form: Format, told
 
 def test_answers_differ_from_prompt_to_prompt(told: Answers) -> None:
     """A model that says the same whatever it reads would prove nothing above."""
-    for family in FAMILIES:
+    for family in ("llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2"):
         alone = told.alone(native.required().active_isa(), family, FORMATS[0])
-        assert len({tuple(tokens) for tokens, *_ in alone}) > 40
+        assert len({tuple(tokens) for tokens, *_ in alone}) > 15
