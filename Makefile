@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup build demo test test-all check fmt bench docs clean
+.PHONY: help setup build demo test test-all sanitize check fmt bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,7 +21,7 @@ setup: .venv/dev  ## editable install with the development tools
 
 build: .venv/dev  ## the native kernels, after a change in csrc/: CMake -> pagemill/_C
 	$(BIN)/cmake -S . -B build/inplace -DPAGEMILL_INPLACE=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
-	$(BIN)/cmake --build build/inplace -j
+	$(BIN)/cmake --build build/inplace -j$(shell nproc 2>/dev/null || echo 2)
 
 demo: .venv/base  ## install, then generate text with a real model
 	$(BIN)/pagemill pull smollm2-135m-instruct
@@ -32,6 +32,9 @@ test: .venv/dev  ## the test suite, less what is marked slow or cuda
 
 test-all: .venv/dev  ## the slow tests too
 	$(BIN)/python -m pytest -m "not cuda"
+
+sanitize: .venv/dev  ## the native kernels under address, undefined-behaviour and thread sanitizers (gcc, clang, libomp)
+	$(BIN)/python -m tests.native.sanitize
 
 check: .venv/dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
