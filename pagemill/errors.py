@@ -6,11 +6,12 @@
     │   ├── NotSupportedError            the feature exists elsewhere but not in this version
     │   └── CacheTooSmallError           the KV cache cannot hold one full-length request
     ├── CheckpointError (ValueError)     files of a model are missing, damaged or do not fit the model
+    ├── OutOfMemoryError (MemoryError)   the system gave no memory for weights or KV cache
     ├── RequestError (ValueError)        one request is wrong; the others go on
     │   └── PromptTooLongError           prompt (plus max_tokens) over the context; carries the numbers
     └── EngineDeadError (RuntimeError)   the engine process or thread is gone
 
-`ValueError` and `RuntimeError` are second parents, so that code written for other engines catches them
+`ValueError`, `MemoryError` and `RuntimeError` are second parents, so that code written for other engines catches them
 where it expects to. Messages say what happened, with the numbers, and what to do.
 """
 
@@ -39,6 +40,10 @@ class CacheTooSmallError(ConfigError):
 
 class CheckpointError(PagemillError, ValueError):
     """The files of a model are missing, damaged, or do not fit the architecture."""
+
+
+class OutOfMemoryError(PagemillError, MemoryError):
+    """The system refused memory while weights were loaded and packed, or the KV cache was made."""
 
 
 class RequestError(PagemillError, ValueError):

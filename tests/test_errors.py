@@ -13,6 +13,7 @@ LEAVES = [
     errors.NotSupportedError,
     errors.CacheTooSmallError,
     errors.CheckpointError,
+    errors.OutOfMemoryError,
     errors.RequestError,
     errors.PromptTooLongError,
     errors.EngineDeadError,
@@ -22,7 +23,7 @@ LEAVES = [
 @pytest.mark.parametrize("kind", LEAVES)
 def test_every_error_is_one_of_ours_and_has_a_familiar_parent(kind: type[Exception]) -> None:
     assert issubclass(kind, errors.PagemillError)
-    assert issubclass(kind, (ValueError, RuntimeError))
+    assert issubclass(kind, (ValueError, MemoryError, RuntimeError))
 
 
 @pytest.mark.parametrize("kind", LEAVES)

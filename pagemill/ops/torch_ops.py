@@ -61,12 +61,11 @@ def _registered() -> tuple[Any, tuple[str, ...]]:
 
 
 def _operators() -> tuple[Operator, ...]:
-    from pagemill.ops import cpu  # needs the extension
+    return (*_dense(), *_int8(), _attention_operator())
 
-    def linear_add(
-        stream: Tensor, x: Tensor, packed: Tensor, out_features: int, bias: Tensor | None
-    ) -> None:
-        cpu.linear(x, packed, out_features, bias, residual=stream)
+
+def _dense() -> tuple[Operator, ...]:
+    from pagemill.ops import cpu  # needs the extension, as all modules of native operations
 
     return (
         Operator(
@@ -88,18 +87,86 @@ def _operators() -> tuple[Operator, ...]:
         Operator(
             "linear_add_(Tensor(a!) stream, Tensor x, Tensor packed, SymInt out_features, "
             "Tensor? bias=None) -> ()",
-            linear_add,
+            lambda stream, *more: _dropped(cpu.linear(*more, residual=stream)),
+            _nothing,
+        ),
+    )
+
+
+def _int8() -> tuple[Operator, ...]:
+    from pagemill.ops import cpu_int8
+    from pagemill.ops.reference import Int8Rounding
+
+    def linear_int8(
+        x: Tensor,
+        packed: Tensor,
+        scales: Tensor,
+        out_features: int,
+        bias: Tensor | None = None,
+        sums: Tensor | None = None,
+        scale: float | None = None,
+        zero_point: int = 0,
+        row_zero_points: bool = False,
+        **more: Any,
+    ) -> Tensor:
+        how = Int8Rounding(scale, zero_point, row_zero_points)
+        return cpu_int8.linear_int8(
+            x, packed, scales, out_features, bias, sums=sums, how=how, **more
+        )
+
+    arguments = (
+        "Tensor x, Tensor packed, Tensor scales, SymInt out_features, Tensor? bias=None, "
+        "Tensor? sums=None, float? scale=None, int zero_point=0, bool row_zero_points=False"
+    )
+    return (
+        Operator(
+            "pack_int8(Tensor codes, Tensor scales, Tensor(a!) packed, Tensor(b!) packed_scales, "
+            "Tensor(c!)? sums=None, int tile_first=0, int tile_step=1) -> ()",
+            _with_keywords(cpu_int8.pack, 5, "tile_first", "tile_step"),
             _nothing,
         ),
         Operator(
-            "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, "
-            "int[] query_starts, int[] num_computed, Tensor block_tables, Tensor slots, "
-            "int block_size, float scale, float softcap=0.0, int window=0, Tensor? sinks=None) "
-            "-> Tensor",
-            _attention,
-            lambda q, *_: q.new_empty(q.shape),
+            "quantize_int8(Tensor weight, Tensor(a!) packed, Tensor(b!) packed_scales, "
+            "int tile_first=0, int tile_step=1) -> ()",
+            _with_keywords(cpu_int8.quantize, 3, "tile_first", "tile_step"),
+            _nothing,
+        ),
+        Operator(
+            "linear_int8_rows(Tensor ids, Tensor packed, Tensor scales, SymInt out_features, "
+            "SymInt in_features, ScalarType dtype) -> Tensor",
+            lambda ids, packed, scales, n, k, dtype: cpu_int8.linear_int8_rows(
+                ids, packed, scales, (n, k), dtype
+            ),
+            lambda ids, packed, scales, n, k, dtype: scales.new_empty(ids.shape[0], k, dtype=dtype),
+        ),
+        Operator(
+            f"linear_int8({arguments}, str? gate=None, ScalarType? out_dtype=None) -> Tensor",
+            _with_keywords(linear_int8, 9, "gate", "out_dtype"),
+            lambda x, packed, scales, n, *more: x.new_empty(
+                x.shape[0], n, dtype=(more[6] if len(more) > 6 else None) or x.dtype
+            ),
+        ),
+        Operator(
+            f"linear_int8_add_(Tensor(a!) stream, {arguments}) -> ()",
+            lambda stream, *more: _dropped(linear_int8(*more, residual=stream)),
+            _nothing,
         ),
     )
+
+
+def _attention_operator() -> Operator:
+    return Operator(
+        "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, "
+        "int[] query_starts, int[] num_computed, Tensor block_tables, Tensor slots, "
+        "int block_size, float scale, float softcap=0.0, int window=0, Tensor? sinks=None) "
+        "-> Tensor",
+        _attention,
+        lambda q, *_: q.new_empty(q.shape),
+    )
+
+
+def _dropped(_: Tensor) -> None:
+    """Give no result: an operator's may not be one of its arguments."""
 
 
 def _with_keywords(function: Callable[..., Any], count: int, *names: str) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from pagemill.batch.kv_store import KVStore
 from pagemill.checkpoint import open_checkpoint
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
+from pagemill.device.host_memory import refused_memory
 from pagemill.log import get_logger
 from pagemill.memory_plan import MemoryPlan
 from pagemill.messages import SchedulerOutput, StepOutput
@@ -41,24 +42,26 @@ class Worker:
         check_fits(self._plan)
         start = time.perf_counter()
         dummy = config.model.load_format == "dummy"
-        model = load_model(
-            config.model,
-            device=device.torch_device,
-            checkpoint=None if dummy else open_checkpoint(config.model.path),
-            dense=device.dense_weights,
-        )
+        with refused_memory("weights were loaded and packed"):
+            model = load_model(
+                config.model,
+                device=device.torch_device,
+                checkpoint=None if dummy else open_checkpoint(config.model.path),
+                dense=device.dense_weights,
+            )
         logger.info("loaded %s in %.1f s", config.model.model, time.perf_counter() - start)
         for line in self._plan.lines():
             logger.info(line)
         backend = BACKENDS.load(device.attention_backend)()
-        self.kv = KVStore(
-            backend,
-            model.attention_specs,
-            num_blocks=self._plan.num_blocks,
-            block_size=config.cache.block_size,
-            dtype=getattr(torch, config.cache.dtype),
-            device=device.torch_device,
-        )
+        with refused_memory("the KV cache was made"):
+            self.kv = KVStore(
+                backend,
+                model.attention_specs,
+                num_blocks=self._plan.num_blocks,
+                block_size=config.cache.block_size,
+                dtype=getattr(torch, config.cache.dtype),
+                device=device.torch_device,
+            )
         sampler = Sampler(
             dtype=config.model.dtype,
             logprobs_mode=config.model.logprobs_mode,

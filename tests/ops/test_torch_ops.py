@@ -14,12 +14,14 @@ from torch import Tensor
 from pagemill import native
 from pagemill.errors import NotSupportedError
 from pagemill.ops import torch_ops
+from pagemill.ops.reference import Int8Rounding
 from tests.ops.conftest import needs_extension
 
 if native.extension() is not None:
     from pagemill.attention.base import AttentionBatch, AttentionSpec
     from pagemill.attention.cpu import CPUAttention
     from pagemill.ops import cpu as ops
+    from pagemill.ops import cpu_int8 as int8_ops
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -40,6 +42,15 @@ def linear_arguments(dtype: torch.dtype) -> tuple[Any, ...]:
     return draw(5, 40, dtype=dtype), weight, 33, draw(33, seed=2, dtype=dtype)
 
 
+def int8_weights() -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, scales and sums of a matrix [33, 70]."""
+    codes = (draw(33, 70, seed=1) * 40).clamp(-128, 127).to(torch.int8)
+    made = torch.zeros(int8_ops.packed_shape(33, 70), dtype=torch.uint8)
+    scales, sums = torch.zeros(48), torch.zeros(48, dtype=torch.int32)
+    int8_ops.pack(codes, draw(33, seed=2).abs(), made, scales, sums)
+    return made, scales, sums
+
+
 SPEC_SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 
 
@@ -55,7 +66,14 @@ def attention_arguments(dtype: torch.dtype) -> tuple[Any, ...]:
 def calls(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     """Return arguments for every operator."""
     x, weight, n, bias = linear_arguments(dtype)
+    made, scales, sums = int8_weights()
+    wide = draw(5, 70, dtype=dtype)
     return {
+        "pack_int8": (torch.ones(33, 70).char(), torch.ones(33), made.clone(), scales.clone()),
+        "quantize_int8": (draw(33, 70, dtype=dtype), made.clone(), scales.clone()),
+        "linear_int8_rows": (torch.tensor([3, 0, 32]), made, scales, n, 70, dtype),
+        "linear_int8": (wide, made, scales, n, bias, sums, 0.02, 3, False, None, torch.float32),
+        "linear_int8_add_": (draw(5, n, dtype=dtype), wide, made, scales, n, bias),
         "pack_linear": (draw(33, 40, dtype=dtype), torch.zeros_like(weight)),
         "linear_rows": (torch.tensor([3, 0, 32]), weight, n, 40),
         "linear": (x, weight, n, bias, None, torch.float32),
@@ -99,6 +117,33 @@ def test_linear_operators_give_the_direct_calls_bits(dtype: torch.dtype) -> None
     empty = torch.zeros_like(weight)
     operator("pack_linear")(draw(n, 40, seed=1, dtype=dtype), empty)
     assert torch.equal(empty, weight)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_operators_give_the_direct_calls_bits(dtype: torch.dtype) -> None:
+    made, scales, sums = int8_weights()
+    x, n = draw(5, 70, dtype=dtype), 33
+    direct = int8_ops.linear_int8(x, made, scales, n)
+    assert torch.equal(operator("linear_int8")(x, made, scales, n), direct)
+    how = Int8Rounding(row_zero_points=True)
+    zeros = int8_ops.linear_int8(x, made, scales, n, sums=sums, how=how)
+    assert torch.equal(
+        operator("linear_int8")(x, made, scales, n, None, sums, None, 0, True), zeros
+    )
+    streams = [draw(5, n, seed=4, dtype=dtype) for _ in range(2)]
+    operator("linear_int8_add_")(streams[0], x, made, scales, n)
+    int8_ops.linear_int8(x, made, scales, n, residual=streams[1])
+    assert torch.equal(*streams)
+    ids = torch.tensor([1, 1, 30])
+    assert torch.equal(
+        operator("linear_int8_rows")(ids, made, scales, n, 70, dtype),
+        int8_ops.linear_int8_rows(ids, made, scales, (n, 70), dtype),
+    )
+    weight, empty = draw(n, 70, dtype=dtype), [torch.zeros_like(made) for _ in range(2)]
+    operator("quantize_int8")(weight, empty[0], torch.zeros(48))
+    int8_ops.quantize(weight, empty[1], torch.zeros(48))
+    assert torch.equal(*empty)
 
 
 @needs_extension

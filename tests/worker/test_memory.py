@@ -186,3 +186,36 @@ def test_resident_memory_of_the_worst_step_is_within_a_tenth_of_the_plan(dtype: 
     measured = json.loads(done.stdout)
     used, planned = measured["resident_bytes"], measured["planned_bytes"]
     assert abs(used - planned) < 0.1 * planned, measured
+
+
+_LIMITED = """
+import json, resource, sys
+from pagemill import native
+from pagemill.errors import OutOfMemoryError
+from pagemill.worker.worker import Worker
+from tests.worker.test_memory import MIB, make_config
+
+native.extension()
+config = make_config(kv_cache_memory_bytes=int(sys.argv[1]) * MIB)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + int(sys.argv[2]) * MIB
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    Worker(config)
+except OutOfMemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
+@pytest.mark.parametrize(
+    ("cache_mib", "room_mib", "what"),
+    [(64, 30, "weights were loaded and packed"), (2000, 500, "the KV cache was made")],
+)
+def test_memory_that_the_system_refuses_is_an_error_with_advice(
+    cache_mib: int, room_mib: int, what: str
+) -> None:
+    command = [sys.executable, "-c", _LIMITED, str(cache_mib), str(room_mib)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert f"the system refused memory while {what}" in done.stdout

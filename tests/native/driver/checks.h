@@ -115,5 +115,6 @@ inline void require_close(const Array& got, int64_t i, double exact, double size
 void check_attention(Digest& digest);
 void check_limits(Digest& digest);
 void check_linear(Digest& digest);
+void check_linear_int8(Digest& digest);
 
 }  // namespace driver

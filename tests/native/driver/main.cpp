@@ -21,6 +21,7 @@ constexpr Check kChecks[] = {
     {"attention", driver::check_attention},
     {"limits", driver::check_limits},
     {"linear", driver::check_linear},
+    {"linear_int8", driver::check_linear_int8},
 };
 
 std::vector<std::string> split(const std::string& names) {
