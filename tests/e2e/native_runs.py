@@ -1,7 +1,7 @@
 """Runs of whole engines on the native kernels, and what of their outputs must be equal to the bit.
 
 Used by the tests of the product's promise: one request, one answer. A weight format or cache type that lands
-is one line in FORMATS.
+is one line in QUANTIZED.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class Format:
 FORMATS = [
     Format("float32", {"dtype": "float32"}),
     Format("bfloat16", {"dtype": "bfloat16"}),
+]
+# Run by fewer families.
+QUANTIZED = [
+    Format("int8", {"dtype": "bfloat16", "quantization": "int8"}),
+    Format("int8-float32", {"dtype": "float32", "quantization": "int8"}),
 ]
 
 

@@ -19,7 +19,7 @@ from pagemill import LLM, SamplingParams, native
 from pagemill.engine.resolve import resolve
 from pagemill.engine_args import EngineArgs
 from pagemill.worker.memory import plan_memory
-from tests.e2e.native_runs import FORMATS, Answer, Format, answer, answers
+from tests.e2e.native_runs import FORMATS, QUANTIZED, Answer, Format, answer, answers
 from tests.models.tiny import TINY, save_tiny
 from tests.ops.conftest import ALL_ISAS, needs_extension
 
@@ -138,6 +138,15 @@ def test_an_answer_is_the_same_in_any_company(
     check(told, native.required().active_isa(), family, form, company)
 
 
+@pytest.mark.parametrize("company", ("forty-on-two-threads", "chunks-of-1", "chunks-of-7"))
+@pytest.mark.parametrize("form", QUANTIZED, ids=str)
+@pytest.mark.parametrize("family", FEWER_FAMILIES)
+def test_an_answer_is_the_same_in_every_quantized_format(
+    family: str, form: Format, company: str, told: Answers
+) -> None:
+    check(told, native.required().active_isa(), family, form, company)
+
+
 @pytest.mark.parametrize("company", FEWER_COMPANIES)
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("family", FEWER_FAMILIES)
@@ -152,7 +161,7 @@ def test_an_answer_is_the_same_on_every_path(
     check(told, path, family, form, company)
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("form", [*FORMATS, QUANTIZED[0]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_is_the_same_after_preemptions(family: str, form: Format, told: Answers) -> None:
     expected = told.alone(native.required().active_isa(), family, form)

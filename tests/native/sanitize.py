@@ -17,6 +17,7 @@ ADDRESS = "-DPAGEMILL_SANITIZE=address,undefined"
 THREAD = ("-DPAGEMILL_SANITIZE=thread", "-DCMAKE_CXX_COMPILER=clang++")
 TESTS = ("tests/ops", "tests/attention/test_cpu.py", "tests/attention/test_backends.py")
 OPTIONS = {
+    "OMP_WAIT_POLICY": "passive",
     # Python and torch keep much until the end.
     "ASAN_OPTIONS": "detect_leaks=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
