@@ -20,7 +20,7 @@ from torch import Tensor
 from pagemill import native
 from pagemill.errors import NotSupportedError
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _registered() -> tuple[Any, tuple[str, ...]]:
 
 
 def _operators() -> tuple[Operator, ...]:
-    return (*_dense(), *_int8(), _attention_operator())
+    return (*_dense(), *_int8(), *_small(), *_sampling(), _attention_operator())
 
 
 def _dense() -> tuple[Operator, ...]:
@@ -154,6 +154,112 @@ def _int8() -> tuple[Operator, ...]:
     )
 
 
+def _small() -> tuple[Operator, ...]:
+    from pagemill.ops import cpu_layers
+    from pagemill.ops.base import HeadNorm, Rotation
+
+    def rotate_heads(
+        heads: Tensor,
+        num_heads: int,
+        weight: Tensor | None = None,
+        eps: float = 0.0,
+        offset: float = 0.0,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+        style: str = "neox",
+    ) -> None:
+        norm = None if weight is None else HeadNorm(weight, eps, offset)
+        turn = None if cos is None or sin is None else Rotation(cos, sin, style)
+        cpu_layers.rotate_heads(heads, num_heads, norm, turn)
+
+    return (
+        Operator(
+            "rms_norm(Tensor x, Tensor weight, float eps, float offset=0.0) -> Tensor",
+            _with_keywords(cpu_layers.rms_norm, 3, "offset"),
+            _like_rows,
+        ),
+        Operator(
+            "rms_norm_add_(Tensor(a!) stream, Tensor x, Tensor weight, float eps, "
+            "float offset=0.0) -> ()",
+            lambda stream, x, weight, eps, offset=0.0: _dropped(
+                cpu_layers.rms_norm(x, weight, eps, offset=offset, residual=stream)
+            ),
+            _nothing,
+        ),
+        Operator(
+            "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+            cpu_layers.layer_norm,
+            _like_rows,
+        ),
+        Operator(
+            "rotate_heads_(Tensor(a!) heads, int num_heads, Tensor? weight=None, float eps=0.0, "
+            'float offset=0.0, Tensor? cos=None, Tensor? sin=None, str style="neox") -> ()',
+            rotate_heads,
+            _nothing,
+        ),
+        Operator(
+            "soft_cap_(Tensor(a!) x, float cap) -> ()",
+            lambda x, cap: _dropped(cpu_layers.soft_cap(x, cap)),
+            _nothing,
+        ),
+    )
+
+
+def _sampling() -> tuple[Operator, ...]:
+    """Operators that choose tokens. Sizes that hang on data are arguments: num_draws, num_top."""
+    from pagemill.ops import cpu_sampling
+
+    def on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            arrays = [a.numpy() if isinstance(a, Tensor) else a for a in arguments]
+            result = function(*arrays)
+            if isinstance(result, tuple):
+                return tuple(torch.from_numpy(array) for array in result)
+            return None if result is None else torch.from_numpy(result)
+
+        return call
+
+    return (
+        Operator(
+            "best_rows(Tensor logits) -> (Tensor, Tensor)",
+            on_arrays(cpu_sampling.best_rows),
+            lambda logits: (
+                logits.new_empty(logits.shape[0], dtype=torch.int64),
+                logits.new_empty(logits.shape[0]),
+            ),
+        ),
+        Operator(
+            "draw_rows(Tensor logits, Tensor highest, Tensor numbers, Tensor wholes, "
+            "SymInt num_draws) -> Tensor",
+            on_arrays(lambda *arguments: cpu_sampling.draw_rows(*arguments[:4])),
+            lambda logits, highest, numbers, wholes, count: wholes.new_empty(count),
+        ),
+        Operator(
+            "score_rows(Tensor logits, Tensor chosen, Tensor starts, Tensor counts, "
+            "SymInt num_top) -> (Tensor, Tensor, Tensor)",
+            on_arrays(lambda *arguments: cpu_sampling.score_rows(*arguments[:4])),
+            lambda logits, chosen, starts, counts, num_top: (
+                logits.new_empty(logits.shape[0], dtype=torch.float64),
+                torch.empty_like(chosen),
+                chosen.new_empty(num_top),
+            ),
+        ),
+        Operator(
+            "penalize_row_(Tensor(a!) logits, Tensor tokens, int num_prompt_tokens, "
+            "float repetition=1.0, float frequency=0.0, float presence=0.0) -> ()",
+            on_arrays(
+                _with_keywords(cpu_sampling.penalize_row, 3, "repetition", "frequency", "presence")
+            ),
+            _nothing,
+        ),
+    )
+
+
+def _like_rows(x: Tensor, *_: Any) -> Tensor:
+    """Give the result of an operator whose rows are x's."""
+    return x.new_empty(x.shape)
+
+
 def _attention_operator() -> Operator:
     return Operator(
         "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, "
@@ -173,6 +279,7 @@ def _with_keywords(function: Callable[..., Any], count: int, *names: str) -> Cal
     """Return the function with the arguments after the first `count` taken by place."""
 
     def call(*arguments: Any) -> Any:
+        # Torch leaves out trailing arguments that have their defaults.
         return function(*arguments[:count], **dict(zip(names, arguments[count:], strict=False)))
 
     return call
@@ -215,9 +322,13 @@ def _attention(
     block_tables, slots = block_tables.contiguous(), slots.contiguous()
     sinks = None if sinks is None else sinks.to(torch.float32).contiguous()
     plan = extension.AttentionPlan(
-        query_starts, num_computed, block_tables.data_ptr(), block_tables.shape[1],
-        slots.data_ptr(), block_size,
-    )  # fmt: skip
+        query_starts,
+        num_computed,
+        block_tables.data_ptr(),
+        block_tables.shape[1],
+        slots.data_ptr(),
+        block_size,
+    )
     out = torch.empty(q.shape, dtype=q.dtype)
     scratch = torch.empty(0, dtype=torch.uint8)
     while True:

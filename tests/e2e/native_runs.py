@@ -37,6 +37,7 @@ FORMATS = [
 QUANTIZED = [
     Format("int8", {"dtype": "bfloat16", "quantization": "int8"}),
     Format("int8-float32", {"dtype": "float32", "quantization": "int8"}),
+    Format("int8-cache", {"dtype": "bfloat16", "kv_cache_dtype": "int8"}),
 ]
 
 

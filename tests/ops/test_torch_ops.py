@@ -22,6 +22,8 @@ if native.extension() is not None:
     from pagemill.attention.cpu import CPUAttention
     from pagemill.ops import cpu as ops
     from pagemill.ops import cpu_int8 as int8_ops
+    from pagemill.ops import cpu_layers, cpu_sampling
+    from pagemill.ops.base import HeadNorm, Rotation
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -51,6 +53,19 @@ def int8_weights() -> tuple[Tensor, Tensor, Tensor]:
     return made, scales, sums
 
 
+def rotate_arguments(dtype: torch.dtype) -> tuple[Any, ...]:
+    angles = draw(5, 4, seed=3)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return draw(5, 3, 16, dtype=dtype), 2, draw(2, 16, dtype=dtype), 1e-5, 1.0, cos, sin, "neox"
+
+
+def draw_arguments(logits: Tensor) -> tuple[Tensor, ...]:
+    """Return logits, the highest of each row, temperatures and so on, and five draws in all."""
+    numbers = torch.tensor([[0.7, 0.9, 0.0], [1.0, 1.0, 0.05], [2.0, 1.0, 0.0]]).double()
+    wholes = torch.tensor([[0, 0, 1, 0, 4, 2], [1, 9, 2, 0, 4, 2], [2, 0, 3, 1, 4, 1]])
+    return logits, logits.amax(-1), numbers, wholes
+
+
 SPEC_SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 
 
@@ -68,7 +83,18 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     x, weight, n, bias = linear_arguments(dtype)
     made, scales, sums = int8_weights()
     wide = draw(5, 70, dtype=dtype)
+    logits = draw(3, 400, seed=5)
+    row_counts = torch.tensor([2, 0, 3])
     return {
+        "rms_norm": (wide, draw(70, dtype=dtype), 1e-5, 1.0),
+        "rms_norm_add_": (wide.clone(), wide, draw(70, dtype=dtype), 1e-5),
+        "layer_norm": (wide, draw(70, dtype=dtype), None, 1e-5),
+        "rotate_heads_": rotate_arguments(dtype),
+        "soft_cap_": (draw(3, 40), 0.5),
+        "best_rows": (logits,),
+        "draw_rows": (*draw_arguments(logits), 5),
+        "score_rows": (logits, torch.tensor([1, 5]), torch.tensor([0, 1, 1, 2]), row_counts, 5),
+        "penalize_row_": (draw(400), torch.tensor([1, 2, 2]).int(), 1, 1.5, 0.5, 0.25),
         "pack_int8": (torch.ones(33, 70).char(), torch.ones(33), made.clone(), scales.clone()),
         "quantize_int8": (draw(33, 70, dtype=dtype), made.clone(), scales.clone()),
         "linear_int8_rows": (torch.tensor([3, 0, 32]), made, scales, n, 70, dtype),
@@ -144,6 +170,50 @@ def test_int8_operators_give_the_direct_calls_bits(dtype: torch.dtype) -> None:
     operator("quantize_int8")(weight, empty[0], torch.zeros(48))
     int8_ops.quantize(weight, empty[1], torch.zeros(48))
     assert torch.equal(*empty)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_small_operators_give_the_direct_calls_bits(dtype: torch.dtype) -> None:
+    x, weight = draw(5, 70, dtype=dtype), draw(70, seed=1, dtype=dtype)
+    normed = cpu_layers.rms_norm(x, weight, 1e-5, offset=1.0)
+    assert torch.equal(operator("rms_norm")(x, weight, 1e-5, 1.0), normed)
+    streams = [x.clone(), x.clone()]
+    operator("rms_norm_add_")(streams[0], x, weight, 1e-5)
+    cpu_layers.rms_norm(x, weight, 1e-5, residual=streams[1])
+    assert torch.equal(*streams)
+    layered = cpu_layers.layer_norm(x, weight, None, 1e-5)
+    assert torch.equal(operator("layer_norm")(x, weight, None, 1e-5), layered)
+    given = rotate_arguments(dtype)
+    direct = given[0].clone()
+    cpu_layers.rotate_heads(direct, 2, HeadNorm(*given[2:5]), Rotation(*given[5:]))
+    operator("rotate_heads_")(*given)
+    assert torch.equal(given[0], direct)
+    capped = draw(7)
+    operator("soft_cap_")(capped, 0.5)
+    assert torch.equal(capped, cpu_layers.soft_cap(draw(7), 0.5))
+
+
+@needs_extension
+def test_sampling_operators_give_the_direct_calls_tokens() -> None:
+    given = draw_arguments(draw(3, 400, seed=5))
+    arrays = [tensor.numpy() for tensor in given]
+    best, highest = operator("best_rows")(given[0])
+    assert (best.tolist(), highest.tolist()) == (
+        given[0].argmax(-1).tolist(),
+        given[0].amax(-1).tolist(),
+    )
+    assert operator("draw_rows")(*given, 5).tolist() == cpu_sampling.draw_rows(*arrays).tolist()
+    rest = [torch.tensor(x) for x in ([1, 5], [0, 1, 1, 2], [2, 0, 3])]
+    scores = operator("score_rows")(given[0], *rest, 5)
+    direct = cpu_sampling.score_rows(arrays[0], *(tensor.numpy() for tensor in rest))
+    assert [part.tolist() for part in scores] == [part.tolist() for part in direct]
+    rows, tokens = [draw(400), draw(400)], torch.tensor([1, 2, 2]).int()
+    operator("penalize_row_")(rows[0], tokens, 1, 1.5, 0.5, 0.25)
+    cpu_sampling.penalize_row(
+        rows[1].numpy(), tokens.numpy(), 1, repetition=1.5, frequency=0.5, presence=0.25
+    )
+    assert torch.equal(*rows) and not torch.equal(rows[0], draw(400))
 
 
 @needs_extension

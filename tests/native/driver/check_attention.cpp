@@ -31,6 +31,11 @@ struct Sequence {
         v(dtype, count * s.kv_heads * s.head_dim, seed + 2) {}
 };
 
+// Numbers a token and head of the cache: in int8, codes and a scale.
+int64_t token_width(int cache_dtype, int64_t head_dim) {
+  return cache_dtype == 2 ? (head_dim + 3) / 4 * 4 + 4 : head_dim;
+}
+
 std::vector<float> sink_scores(const Shape& shape) {
   std::vector<float> sinks;
   for (int64_t i = 0; i < shape.heads; ++i) sinks.push_back(0.5f * static_cast<float>(i) - 1.0f);
@@ -44,8 +49,8 @@ class Cache {
         const std::vector<const Sequence*>& seqs)
       : shape_(shape), q_dtype_(q_dtype), block_size_(block_size), seqs_(seqs),
         done_(seqs.size(), 0), sinks_(sink_scores(shape)), num_blocks_(count_blocks()),
-        k_pool_(cache_dtype, num_blocks_ * shape.kv_heads * block_size * shape.head_dim, 90),
-        v_pool_(cache_dtype, num_blocks_ * shape.kv_heads * block_size * shape.head_dim, 91) {
+        k_pool_(cache_dtype, num_blocks_ * shape.kv_heads * block_size * token_width(cache_dtype, shape.head_dim), 90),
+        v_pool_(cache_dtype, num_blocks_ * shape.kv_heads * block_size * token_width(cache_dtype, shape.head_dim), 91) {
     for (const Sequence* seq : seqs) out_.emplace_back(q_dtype, seq->q.count());
   }
 
@@ -140,7 +145,7 @@ void attend(const Shape& s, const Sequence& seq, int cache_dtype, int64_t query,
   const int64_t d = s.head_dim, kv = head / (s.heads / s.kv_heads);
   const auto kept = [&](const Array& a, int64_t i) {
     const float x = static_cast<float>(a.get(i));
-    return static_cast<double>(cache_dtype == 0 ? x : pagemill::to_float(pagemill::to_bf16(x)));
+    return static_cast<double>(cache_dtype != 1 ? x : pagemill::to_float(pagemill::to_bf16(x)));
   };
   const double sink = s.sinks ? sink_scores(s)[static_cast<size_t>(head)] : -INFINITY;
   const int64_t first = s.window > 0 ? std::max<int64_t>(0, query + 1 - s.window) : 0;
@@ -171,7 +176,8 @@ void attend(const Shape& s, const Sequence& seq, int cache_dtype, int64_t query,
 void check_exact(const Shape& s, const Sequence& seq, int cache_dtype, const Array& out) {
   std::vector<double> exact(static_cast<size_t>(s.head_dim));
   // bfloat16 queries go with weights rounded to bfloat16, whose errors average out.
-  const double bound = out.dtype() == 0 && cache_dtype == 0 ? 2e-5 : 1.5e-2;
+  // An int8 cache is compared with what went in.
+  const double bound = cache_dtype == 2 ? 3e-2 : out.dtype() == 0 && cache_dtype == 0 ? 2e-5 : 1.5e-2;
   for (int64_t query = 0; query < seq.length; query += seq.length > 100 ? 37 : 4) {
     for (int64_t head = 0; head < s.heads; ++head) {
       attend(s, seq, cache_dtype, query, head, exact);
@@ -225,6 +231,8 @@ void check_attention(Digest& digest) {
     check_shape(shape, 0, 0, digest);
     check_shape(shape, 1, 1, digest);
     check_shape(shape, 0, 1, digest);
+    check_shape(shape, 0, 2, digest);
+    check_shape(shape, 1, 2, digest);
   }
   require(pagemill::attention_scratch_bytes(8, 2, 64, 16, 512, 4096, 2) > 0,
           "attention_scratch_bytes is nothing");

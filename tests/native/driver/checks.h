@@ -54,12 +54,14 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) fail(what);
 }
 
-// float32 or bfloat16 numbers on 64 bytes, exactly as large as asked for: what lies past the end is
+// float32, bfloat16 or int8 numbers (dtype 0, 1, 2) on 64 bytes, exactly as large as asked for: what lies past the end is
 // the sanitizer's.
 class Array {
  public:
   Array(int dtype, int64_t count) : dtype_(dtype), count_(count) {
-    if (posix_memalign(&data_, 64, static_cast<size_t>(bytes() > 0 ? bytes() : 1)) != 0)
+    constexpr int64_t kMost = int64_t{1} << 30;
+    if (bytes() < 0 || bytes() > kMost ||
+        posix_memalign(&data_, 64, static_cast<size_t>(bytes() > 0 ? bytes() : 1)) != 0)
       fail("no memory for an array");
     std::memset(data_, 0, static_cast<size_t>(bytes()));
   }
@@ -75,18 +77,21 @@ class Array {
 
   int dtype() const { return dtype_; }
   int64_t count() const { return count_; }
-  int64_t item() const { return dtype_ == 0 ? 4 : 2; }
+  int64_t item() const { return dtype_ == 0 ? 4 : dtype_ == 1 ? 2 : 1; }
   int64_t bytes() const { return count_ * item(); }
   const char* data() const { return static_cast<const char*>(data_); }
   uintptr_t at(int64_t i) const { return reinterpret_cast<uintptr_t>(data_) + static_cast<uintptr_t>(i * item()); }
   uintptr_t address() const { return at(0); }
   double get(int64_t i) const {
+    if (dtype_ == 2) return static_cast<const int8_t*>(data_)[i];
     return dtype_ == 0 ? static_cast<const float*>(data_)[i]
                        : pagemill::to_float(static_cast<const pagemill::bf16*>(data_)[i]);
   }
   void set(int64_t i, float x) {
     if (dtype_ == 0)
       static_cast<float*>(data_)[i] = x;
+    else if (dtype_ == 2)
+      static_cast<int8_t*>(data_)[i] = static_cast<int8_t>(x * 127);
     else
       static_cast<pagemill::bf16*>(data_)[i] = pagemill::to_bf16(x);
   }
@@ -116,5 +121,10 @@ void check_attention(Digest& digest);
 void check_limits(Digest& digest);
 void check_linear(Digest& digest);
 void check_linear_int8(Digest& digest);
+void check_norm(Digest& digest);
+void check_rope(Digest& digest);
+void check_sampling(Digest& digest);
+void check_softcap(Digest& digest);
+void check_tape(Digest& digest);
 
 }  // namespace driver

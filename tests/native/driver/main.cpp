@@ -22,6 +22,11 @@ constexpr Check kChecks[] = {
     {"limits", driver::check_limits},
     {"linear", driver::check_linear},
     {"linear_int8", driver::check_linear_int8},
+    {"norm", driver::check_norm},
+    {"rope", driver::check_rope},
+    {"sampling", driver::check_sampling},
+    {"softcap", driver::check_softcap},
+    {"tape", driver::check_tape},
 };
 
 std::vector<std::string> split(const std::string& names) {

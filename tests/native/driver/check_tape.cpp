@@ -1,0 +1,29 @@
+#include "checks.h"
+#include "softcap/softcap.h"
+#include "tape/tape.h"
+
+namespace driver {
+
+void check_tape(Digest& digest) {
+  pagemill::set_num_threads(2);
+  const auto cap = pagemill::recorded(&pagemill::soft_cap);
+  Array plain(0, 1000, 1), replayed(0, 1000, 1);
+  pagemill::kernel_seconds(true);
+  pagemill::Tape tape;
+  tape.start();
+  cap(replayed.address(), 1000, 0.5f);
+  cap(replayed.address(), 500, 0.25f);
+  tape.stop();
+  cap(plain.address(), 1000, 0.5f);
+  cap(plain.address(), 500, 0.25f);
+  require(tape.size() == 2, "tape: calls after its end are noted");
+  const std::vector<int64_t> starts{0}, none;
+  pagemill::AttentionPlan plan(starts, none, 0, 0, 0, 16);
+  std::memcpy(reinterpret_cast<void*>(replayed.address()), Array(0, 1000, 1).data(), 4000);
+  require(tape.replay(plan, 0, 0) == 0 && replayed.same(plain, 0, 0, 1000),
+          "tape: a replay does something else");
+  require(pagemill::kernel_seconds(false) > 0, "kernel_seconds: nothing is counted");
+  digest.add(replayed.data(), static_cast<size_t>(replayed.bytes()));
+}
+
+}  // namespace driver
