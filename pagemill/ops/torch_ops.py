@@ -61,7 +61,7 @@ def _registered() -> tuple[Any, tuple[str, ...]]:
 
 
 def _operators() -> tuple[Operator, ...]:
-    return (*_dense(), *_int8(), *_small(), *_sampling(), _attention_operator())
+    return (*_dense(), *_int8(), *_packed(), *_small(), *_sampling(), _attention_operator())
 
 
 def _dense() -> tuple[Operator, ...]:
@@ -154,6 +154,56 @@ def _int8() -> tuple[Operator, ...]:
     )
 
 
+def _packed() -> tuple[Operator, ...]:
+    """Operators on packed matrices (ops.packed), which are given as their tensors and format."""
+    from pagemill.ops.cpu_quant import NativeProduct
+    from pagemill.ops.packed import PackedFormat, PackedMatrix
+
+    def product(*given: Any) -> NativeProduct:
+        codes, scales, offsets, multipliers, codec, group, offset, table, n, k, parts = given
+        form = PackedFormat(codec, group, offset, tuple(table))
+        return NativeProduct(
+            PackedMatrix(form, n * parts, k, parts, codes, scales, offsets, multipliers)
+        )
+
+    def qlinear(
+        x: Tensor,
+        *given: Any,
+        bias: Tensor | None = None,
+        gate: str | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        matrix = product(*given[:9], x.shape[1], 1 if gate is None else 2)
+        return matrix.apply(x, bias, gate=gate, out_dtype=out_dtype)
+
+    matrix = (
+        "Tensor codes, Tensor scales, Tensor? offsets, Tensor multipliers, str codec, int group, "
+        "str offset, int[] table, SymInt out_features"
+    )
+    return (
+        Operator(
+            f"qlinear(Tensor x, {matrix}, Tensor? bias=None, str? gate=None, "
+            "ScalarType? out_dtype=None) -> Tensor",
+            _with_keywords(qlinear, 10, "bias", "gate", "out_dtype"),
+            lambda x, *more: x.new_empty(
+                x.shape[0], more[8], dtype=(more[11] if len(more) > 11 else None) or x.dtype
+            ),
+        ),
+        Operator(
+            f"qlinear_add_(Tensor(a!) stream, Tensor x, {matrix}, Tensor? bias=None) -> ()",
+            lambda stream, x, *more: _dropped(
+                product(*more[:9], x.shape[1], 1).apply(x, *more[9:], residual=stream)
+            ),
+            _nothing,
+        ),
+        Operator(
+            f"qlinear_rows(Tensor ids, {matrix}, SymInt in_features, ScalarType dtype) -> Tensor",
+            lambda ids, *more: product(*more[:10], 1).rows(ids, more[10]),
+            lambda ids, *more: more[3].new_empty(ids.shape[0], more[9], dtype=more[10]),
+        ),
+    )
+
+
 def _small() -> tuple[Operator, ...]:
     from pagemill.ops import cpu_layers
     from pagemill.ops.base import HeadNorm, Rotation
@@ -195,6 +245,24 @@ def _small() -> tuple[Operator, ...]:
             "rotate_heads_(Tensor(a!) heads, int num_heads, Tensor? weight=None, float eps=0.0, "
             'float offset=0.0, Tensor? cos=None, Tensor? sin=None, str style="neox") -> ()',
             rotate_heads,
+            _nothing,
+        ),
+        Operator(
+            "embedding(Tensor ids, Tensor table) -> Tensor",
+            cpu_layers.embedding,
+            lambda ids, table: table.new_empty(ids.shape[0], table.shape[1]),
+        ),
+        Operator(
+            "rope_angles(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype) "
+            "-> (Tensor, Tensor)",
+            cpu_layers.angles,
+            lambda positions, inv_freq, scaling, dtype: tuple(
+                inv_freq.new_empty(len(positions), len(inv_freq), dtype=dtype) for _ in range(2)
+            ),
+        ),
+        Operator(
+            "scale_(Tensor(a!) x, float factor) -> ()",
+            lambda x, factor: _dropped(cpu_layers.scale(x, factor)),
             _nothing,
         ),
         Operator(

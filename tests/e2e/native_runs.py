@@ -36,6 +36,7 @@ FORMATS = [
 # Run by fewer families.
 QUANTIZED = [
     Format("int8", {"dtype": "bfloat16", "quantization": "int8"}),
+    Format("int4", {"dtype": "bfloat16", "quantization": "int4"}),
     Format("int8-float32", {"dtype": "float32", "quantization": "int8"}),
     Format("int8-cache", {"dtype": "bfloat16", "kv_cache_dtype": "int8"}),
 ]

@@ -23,7 +23,9 @@ if native.extension() is not None:
     from pagemill.ops import cpu as ops
     from pagemill.ops import cpu_int8 as int8_ops
     from pagemill.ops import cpu_layers, cpu_sampling
+    from pagemill.ops import packed as packed_weights
     from pagemill.ops.base import HeadNorm, Rotation
+    from pagemill.ops.cpu_quant import NativeProduct
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -66,6 +68,20 @@ def draw_arguments(logits: Tensor) -> tuple[Tensor, ...]:
     return logits, logits.amax(-1), numbers, wholes
 
 
+def packed_matrix() -> tuple[Any, ...]:
+    """Return the arguments that stand for a packed matrix [33, 70]."""
+    made = four_bits()
+    form = made.format
+    numbers = (made.codes, made.scales, made.offsets, made.multipliers)
+    return *numbers, form.codec, form.group, form.offset, list(form.table), 33
+
+
+def four_bits() -> Any:
+    codes = torch.randint(0, 16, (33, 70), generator=torch.Generator().manual_seed(1)).byte()
+    scales, mins = draw(33, 3, seed=2).abs(), draw(33, 3, seed=3)
+    return packed_weights.pack(codes, scales, codec="int4", group=32, mins=mins)
+
+
 SPEC_SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 
 
@@ -91,6 +107,12 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "layer_norm": (wide, draw(70, dtype=dtype), None, 1e-5),
         "rotate_heads_": rotate_arguments(dtype),
         "soft_cap_": (draw(3, 40), 0.5),
+        "scale_": (wide.clone(), 0.5),
+        "embedding": (torch.tensor([4, 0]), wide),
+        "rope_angles": (torch.tensor([4, 0, 9]), draw(8).abs(), 1.5, dtype),
+        "qlinear": (wide, *packed_matrix(), None, None, torch.float32),
+        "qlinear_add_": (draw(5, 33, dtype=dtype), wide, *packed_matrix(), draw(33, dtype=dtype)),
+        "qlinear_rows": (torch.tensor([3, 32]), *packed_matrix(), 70, dtype),
         "best_rows": (logits,),
         "draw_rows": (*draw_arguments(logits), 5),
         "score_rows": (logits, torch.tensor([1, 5]), torch.tensor([0, 1, 1, 2]), row_counts, 5),
@@ -192,6 +214,30 @@ def test_small_operators_give_the_direct_calls_bits(dtype: torch.dtype) -> None:
     capped = draw(7)
     operator("soft_cap_")(capped, 0.5)
     assert torch.equal(capped, cpu_layers.soft_cap(draw(7), 0.5))
+    scaled = x.clone()
+    operator("scale_")(scaled, 0.3)
+    assert torch.equal(scaled, cpu_layers.scale(x.clone(), 0.3))
+    positions, frequencies = torch.tensor([4, 0, 9]), draw(8).abs()
+    turned = cpu_layers.angles(positions, frequencies, 1.5, dtype)
+    for one, two in zip(
+        operator("rope_angles")(positions, frequencies, 1.5, dtype), turned, strict=True
+    ):
+        assert torch.equal(one, two)
+    assert torch.equal(operator("embedding")(positions[:2], x), x[positions[:2]])
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_operators_give_the_direct_calls_bits(dtype: torch.dtype) -> None:
+    product, given = NativeProduct(four_bits()), packed_matrix()
+    x, ids = draw(5, 70, dtype=dtype), torch.tensor([1, 1, 30])
+    assert torch.equal(operator("qlinear")(x, *given), product.apply(x))
+    streams = [draw(5, 33, seed=4, dtype=dtype) for _ in range(2)]
+    operator("qlinear_add_")(streams[0], x, *given)
+    product.apply(x, residual=streams[1])
+    assert torch.equal(*streams)
+    rows = operator("qlinear_rows")(ids, *given, 70, dtype)
+    assert torch.equal(rows, product.rows(ids, dtype))
 
 
 @needs_extension

@@ -67,6 +67,16 @@ void check_one(const Norm& norm, int64_t rows, int64_t size, int dtype, Digest& 
   }
 }
 
+void check_scale(int dtype, Digest& digest) {
+  const Array x(dtype, 999, 5);
+  Array out(x);
+  pagemill::set_num_threads(2);
+  pagemill::scale(out.address(), 999, 0.75f, dtype);
+  for (int64_t i = 0; i < 999; ++i)
+    require_close(out, i, 0.75 * x.get(i), std::fabs(x.get(i)), 1, "scale");
+  digest.add(out.data(), static_cast<size_t>(out.bytes()));
+}
+
 }  // namespace
 
 void check_norm(Digest& digest) {
@@ -75,6 +85,7 @@ void check_norm(Digest& digest) {
   for (const Norm& norm : norms)
     for (const int64_t size : {1, 63, 64, 200})
       for (const int dtype : {0, 1}) check_one(norm, 9, size, dtype, digest);
+  for (const int dtype : {0, 1}) check_scale(dtype, digest);
 }
 
 }  // namespace driver

@@ -67,9 +67,29 @@ std::vector<double> exact(const Heads& h, const Inputs& in, int64_t token, int64
   return values;
 }
 
+void check_angles(int dtype) {
+  constexpr int64_t kCount = 5, kHalf = 9;
+  const std::vector<int64_t> positions{0, 1, 7, 500, 131071};
+  Array frequencies(0, kHalf), cos(dtype, kCount * kHalf), sin(dtype, kCount * kHalf);
+  for (int64_t i = 0; i < kHalf; ++i) frequencies.set(i, std::pow(10.0f, -static_cast<float>(i)));
+  pagemill::set_num_threads(2);
+  pagemill::rope_angles(reinterpret_cast<uintptr_t>(positions.data()), kCount,
+                        frequencies.address(), kHalf, 1.5f, cos.address(), sin.address(), dtype);
+  for (int64_t i = 0; i < kCount * kHalf; ++i) {
+    const float angle = static_cast<float>(positions[static_cast<size_t>(i / kHalf)]) *
+                        static_cast<float>(frequencies.get(i % kHalf));
+    const double bound = dtype == 0 ? 1e-6 : 0x1p-8 * 1.5;
+    require(std::fabs(cos.get(i) - 1.5 * std::cos(static_cast<double>(angle))) <= bound &&
+                std::fabs(sin.get(i) - 1.5 * std::sin(static_cast<double>(angle))) <= bound,
+            "rope_angles: a wrong angle");
+  }
+}
+
 }  // namespace
 
 void check_rope(Digest& digest) {
+  // Not in the digest: sines are the C library's.
+  for (const int dtype : {0, 1}) check_angles(dtype);
   for (const Heads& h : kHeads) {
     for (const int dtype : {0, 1}) {
       const Inputs in(h, dtype);

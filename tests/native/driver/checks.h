@@ -118,10 +118,12 @@ inline void require_close(const Array& got, int64_t i, double exact, double size
 
 // The checks, one a folder of csrc/.
 void check_attention(Digest& digest);
+void check_embedding(Digest& digest);
 void check_limits(Digest& digest);
 void check_linear(Digest& digest);
 void check_linear_int8(Digest& digest);
 void check_norm(Digest& digest);
+void check_qlinear(Digest& digest);
 void check_rope(Digest& digest);
 void check_sampling(Digest& digest);
 void check_softcap(Digest& digest);

@@ -19,10 +19,12 @@ struct Check {
 
 constexpr Check kChecks[] = {
     {"attention", driver::check_attention},
+    {"embedding", driver::check_embedding},
     {"limits", driver::check_limits},
     {"linear", driver::check_linear},
     {"linear_int8", driver::check_linear_int8},
     {"norm", driver::check_norm},
+    {"qlinear", driver::check_qlinear},
     {"rope", driver::check_rope},
     {"sampling", driver::check_sampling},
     {"softcap", driver::check_softcap},
