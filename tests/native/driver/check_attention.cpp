@@ -234,7 +234,7 @@ void check_attention(Digest& digest) {
     check_shape(shape, 0, 2, digest);
     check_shape(shape, 1, 2, digest);
   }
-  require(pagemill::attention_scratch_bytes(8, 2, 64, 16, 512, 4096, 2) > 0,
+  require(pagemill::attention_scratch_bytes(8, 2, 64, 16, 512, 4096) > 0,
           "attention_scratch_bytes is nothing");
 }
 
