@@ -20,12 +20,11 @@ using namespace linear_int8_detail;
 // past them.
 constexpr int64_t kScratchBytes = int64_t{8} << 20;
 constexpr int64_t kMaxChunkRows = 768;
-// The weights of a column group and a block of k stay in the second cache for all row groups.
+// The weights of a column group and a block of k stay in the second cache for all row groups; those of
+// the next block are asked for meanwhile.
 constexpr int64_t kTilesOfK = 128;
 // Below this many numbers codes are made before other threads are woken.
 constexpr int64_t kSerialCodes = 1 << 16;
-// Few rows read a stream; this far ahead of it the lines are asked for.
-constexpr int64_t kStreamAhead = 8192;
 // 255 * 128 * K must fit an int32.
 constexpr int64_t kMostK = 65536;
 
@@ -150,26 +149,9 @@ void finish(const Call& call, const Rows& rows, const int32_t* c, int64_t row, i
   call.kernels->finish(f);
 }
 
-// Few rows: one tile at a time, all of k, so that a thread reads its weights as one stream.
-void run_stream(const Call& call, const Rows& rows, int64_t first, int64_t last) {
-  alignas(64) int32_t c[kMaxRows * kMaxTiles * kTile];
-  const int m = static_cast<int>(rows.count);
-  const int64_t b_stride = call.k_tiles * kTileBytes;
-  for (int64_t tile = first; tile < last; tile += kMaxTiles) {
-    const int tiles = static_cast<int>(min(kMaxTiles, last - tile));
-    for (int t = 0; t < tiles; ++t) {
-      const Block block{rows.codes, call.row_bytes(), call.packed + (tile + t) * b_stride, 0,
-                        call.k_tiles, c + t * kTile, tiles * kTile, false, kStreamAhead, 0,
-                        call.k_tiles};
-      call.kernels->micro[m][1](block);
-    }
-    finish(call, rows, c, 0, m, tile, tiles);
-  }
-}
-
 // Compute one block of sums of `tiles` tiles, at once or, where a path has no block as wide, one by one.
 void run_block(const Kernels& kernels, const Block& block, int m, int tiles) {
-  if (tiles <= kernels.max_tiles) {
+  if (tiles <= kernels.max_tiles[m]) {
     kernels.micro[m][tiles](block);
     return;
   }
@@ -181,12 +163,15 @@ void run_block(const Kernels& kernels, const Block& block, int m, int tiles) {
   }
 }
 
-// Many rows: column groups, blocks of k, row groups, from the outside in.
+// The tiles first..last: column groups, blocks of k, row groups, from the outside in. The tiles of a
+// column group are read side by side: several streams come faster from memory than one.
 void run_tiles(const Call& call, const Rows& rows, int32_t* c, int64_t first, int64_t last) {
   const Kernels& kernels = *call.kernels;
-  const int64_t groups = ceil_div(rows.count, kernels.max_rows);
+  const int64_t groups =
+      rows.count <= kernels.alone_rows ? 1 : ceil_div(rows.count, kernels.max_rows);
+  const int64_t most = kernels.max_tiles[ceil_div(rows.count, groups)];
   const int64_t unit = call.tiles_per_feature;  // both tiles of a gated pair are in one group
-  const int64_t widest = kernels.max_tiles < unit ? unit : kernels.max_tiles / unit * unit;
+  const int64_t widest = most < unit ? unit : most / unit * unit;
   const int64_t units = (last - first) / unit, columns = ceil_div(units, widest / unit);
   const int64_t steps = ceil_div(call.k_tiles, kTilesOfK);
   const int64_t b_stride = call.k_tiles * kTileBytes, step_bytes = call.kernels->words ? 128 : 64;
@@ -244,10 +229,7 @@ void run_chunk(const Call& call, Scratch& scratch, int64_t start, int64_t count)
   }
   const Rows rows{start, count, codes, scales};
   parallel_for(call.n_tiles, call.tiles_per_feature, [&](int64_t first, int64_t last) {
-    if (count <= call.kernels->few_rows)
-      run_stream(call, rows, first, last);
-    else
-      run_tiles(call, rows, c + part_index() * c_ints, first, last);
+    run_tiles(call, rows, c + part_index() * c_ints, first, last);
   });
 }
 
@@ -433,7 +415,7 @@ void linear_int8(uintptr_t x, int64_t x_stride, int64_t m, int dtype, int roundi
   thread_local Scratch scratch;
   const int64_t group = call.kernels->max_rows;
   int64_t most = min(kMaxChunkRows, kScratchBytes / call.row_bytes()) / group * group;
-  if (most < call.kernels->few_rows) most = call.kernels->few_rows;
+  if (most < call.kernels->alone_rows) most = call.kernels->alone_rows;
   const int64_t chunks = ceil_div(m, most);
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t row = part_start(m, chunks, i);

@@ -13,7 +13,8 @@ struct V {
     __m256i even, odd;
   };
   using Codes = Weights;
-  static constexpr int kLanes = 8, kMaxRowGroup = 4, kMaxTileGroup = 1, kFewRows = 4;
+  static constexpr int kLanes = 8, kMaxRowGroup = 4, kAloneRows = 4;
+  static constexpr int max_tiles(int rows) { return rows == 1 ? 3 : rows == 2 ? 2 : 1; }
   static constexpr bool kWords = true;
   static Sums zero() { return _mm256_setzero_si256(); }
   static Sums load(const int32_t* p) {

@@ -12,7 +12,8 @@ struct V {
   using Sums = __m256i;
   using Weights = __m256i;
   using Codes = __m256i;
-  static constexpr int kLanes = 8, kMaxRowGroup = 6, kMaxTileGroup = 1, kFewRows = 6;
+  static constexpr int kLanes = 8, kMaxRowGroup = 6, kAloneRows = 6;
+  static constexpr int max_tiles(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr bool kWords = false;
   static Sums zero() { return _mm256_setzero_si256(); }
   static Sums load(const int32_t* p) {

@@ -12,7 +12,8 @@ struct V {
     __m512i even, odd;
   };
   using Codes = Weights;
-  static constexpr int kLanes = 16, kMaxRowGroup = 6, kMaxTileGroup = 2, kFewRows = 8;
+  static constexpr int kLanes = 16, kMaxRowGroup = 6, kAloneRows = 8;
+  static constexpr int max_tiles(int rows) { return rows <= 3 ? 4 : 2; }
   static constexpr bool kWords = true;
   static Sums zero() { return _mm512_setzero_si512(); }
   static Sums load(const int32_t* p) { return _mm512_loadu_si512(p); }

@@ -10,7 +10,8 @@ struct V {
   using Sums = __m512i;
   using Weights = __m512i;
   using Codes = __m512i;
-  static constexpr int kLanes = 16, kMaxRowGroup = 6, kMaxTileGroup = 4, kFewRows = 12;
+  static constexpr int kLanes = 16, kMaxRowGroup = 6, kAloneRows = 12;
+  static constexpr int max_tiles(int rows) { return rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
   static constexpr bool kWords = false;
   static Sums zero() { return _mm512_setzero_si512(); }
   static Sums load(const int32_t* p) { return _mm512_loadu_si512(p); }

@@ -64,9 +64,9 @@ struct Scale {
 using MicroFn = void (*)(const Block&);
 
 struct Kernels {
-  int max_rows;                 // of a row group whose column group is as wide as may be
-  int max_tiles;                // of a column group
-  int few_rows;                 // of a row group with one tile at a time
+  int max_rows;                 // of a row group, where there are several
+  int alone_rows;               // of one that is the only one
+  int max_tiles[kMaxRows + 1];  // of a column group, by rows of the group
   bool words;                   // activation codes are words (w0, w2), (w1, w3) of each four
   MicroFn micro[kMaxRows + 1][kMaxTiles + 1];  // [rows][tiles]
   RowScale (*quantize)(const Quantize&);

@@ -2,8 +2,8 @@
 // set. Included by the linear_int8_<isa>.cpp files only; everything is in an unnamed namespace, so that
 // no code compiled for one instruction set is shared with another.
 //
-// V gives: Sums (kLanes of int32), kLanes, kMaxRowGroup, kMaxTileGroup, kFewRows, kWords, zero(),
-// load(int32*), store(int32*, Sums), add(Sums, Sums); Weights and weights(p): kLanes outputs times 4
+// V gives: Sums (kLanes of int32), kLanes, kMaxRowGroup, kAloneRows (a row group that is the only one),
+// max_tiles(rows), kWords, zero(), load(int32*), store(int32*, Sums), add(Sums, Sums); Weights and weights(p): kLanes outputs times 4
 // bytes; Codes and spread(p): four activation codes (8 bytes at p with kWords, else 4), for all lanes;
 // dot(sums, weights, codes); keep(sums): the compiler may not know what they are.
 #pragma once
@@ -186,24 +186,32 @@ inline void scale_block(const Scale& s) {
   }
 }
 
-// Multiply in registers alone; returns the operations done (a product and a sum are two).
+// Multiply in registers alone, but for codes that are loaded anew each round; returns the operations done
+// (a product and a sum are two).
 template <class V>
 double peak(int64_t rounds) {
-  constexpr int kSums = 12;
-  alignas(64) char bytes[64] = {};
-  std::memcpy(bytes, &rounds, sizeof rounds);
-  const typename V::Weights w = V::weights(bytes);
-  const typename V::Codes x = V::spread(bytes);
+  constexpr int kCodes = 4, kWeights = V::kLanes == 16 ? 3 : 2, kSums = kCodes * kWeights;
+  alignas(64) char bytes[64 * kWeights] = {};
+  // What the bytes are is hidden from the compiler: no two sums may become one.
+  __asm__ volatile("" : : "r"(bytes) : "memory");
+  typename V::Weights w[kWeights];
   typename V::Sums sums[kSums];
+#pragma GCC unroll 4
+  for (int i = 0; i < kWeights; ++i) w[i] = V::weights(bytes + 64 * i);
 #pragma GCC unroll 16
   for (int i = 0; i < kSums; ++i) sums[i] = V::zero();
   for (int64_t round = 0; round < rounds; ++round) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kSums; ++i) {
-      sums[i] = V::dot(sums[i], w, x);
-      V::keep(sums[i]);  // no two may become one
+    __asm__ volatile("" : : "r"(bytes) : "memory");  // the codes may have changed: no product is kept
+#pragma GCC unroll 4
+    for (int i = 0; i < kCodes; ++i) {
+      const typename V::Codes x = V::spread(bytes + 8 * i);
+#pragma GCC unroll 4
+      for (int j = 0; j < kWeights; ++j)
+        sums[i * kWeights + j] = V::dot(sums[i * kWeights + j], w[j], x);
     }
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < kSums; ++i) V::keep(sums[i]);
   return static_cast<double>(rounds) * kSums * V::kLanes * 8;
 }
 
@@ -215,24 +223,24 @@ void fill_tiles(Kernels& k) {
 
 template <class V, int M>
 void fill_rows(Kernels& k) {
-  fill_tiles<V, M, (M > V::kMaxRowGroup ? 1 : V::kMaxTileGroup)>(k);
+  k.max_tiles[M] = V::max_tiles(M);
+  fill_tiles<V, M, V::max_tiles(M)>(k);
   if constexpr (M > 1) fill_rows<V, M - 1>(k);
 }
 
 template <class V>
 const Kernels* make_kernels() {
   static const Kernels kernels = [] {
-    static_assert(V::kFewRows >= V::kMaxRowGroup && V::kFewRows <= kMaxRows);
+    static_assert(V::kAloneRows >= V::kMaxRowGroup && V::kAloneRows <= kMaxRows);
     Kernels k{};
     k.max_rows = V::kMaxRowGroup;
-    k.max_tiles = V::kMaxTileGroup;
-    k.few_rows = V::kFewRows;
+    k.alone_rows = V::kAloneRows;
     k.words = V::kWords;
     k.quantize = quantize;
     k.scale = scale_block;
     k.finish = linear_detail::finish_block;
     k.peak = peak<V>;
-    fill_rows<V, V::kFewRows>(k);
+    fill_rows<V, V::kAloneRows>(k);
     return k;
   }();
   return &kernels;

@@ -20,7 +20,8 @@ struct V {
     Shorts even, odd;
   };
   using Codes = Weights;
-  static constexpr int kLanes = 4, kMaxRowGroup = 2, kMaxTileGroup = 1, kFewRows = 2;
+  static constexpr int kLanes = 4, kMaxRowGroup = 2, kAloneRows = 2;
+  static constexpr int max_tiles(int) { return 1; }
   static constexpr bool kWords = true;
   static Sums zero() { return Sums{}; }
   static Sums load(const int32_t* p) {

@@ -13,7 +13,7 @@ int main() {
   std::mt19937 random(1);
   std::uniform_int_distribution<int> any(0, 255);
   int blocks = 0;
-  for (int m = 1; m <= ours->few_rows; ++m) {
+  for (int m = 1; m <= ours->alone_rows; ++m) {
     for (int k_tiles = 1; k_tiles < 6; ++k_tiles) {
       const int k = k_tiles * 64;
       std::vector<char> b(static_cast<size_t>(k_tiles) * kTileBytes);
