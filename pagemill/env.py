@@ -12,7 +12,7 @@ from pathlib import Path
 
 PREFIX = "PAGEMILL_"
 # The variables that are no arguments, without the prefix.
-_OWN = ("CACHE", "LOG_LEVEL")
+_OWN = ("CACHE", "CPU_ISA", "LOG_LEVEL")
 
 
 def argument_defaults(names: set[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 from types import ModuleType
 
 from pagemill import env
@@ -62,10 +63,15 @@ def describe() -> str:
     return f"native, {module.active_isa()} (available: {module.available_isas()})"
 
 
-def main() -> None:
-    """Print the line."""
-    print(f"kernels: {describe()}")  # noqa: T201
+def main() -> int:
+    """Print the line; return the exit code."""
+    try:
+        print(f"kernels: {describe()}")  # noqa: T201
+    except (ConfigError, ImportError) as error:
+        print(f"kernels: cannot be used: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,13 @@ def test_openmp_gets_to_know_it_before_torch_is_there(
         check=True,
     )
     assert "GOMP_SPINCOUNT = '1000'" in run.stderr
+
+
+def test_every_variable_that_is_read_is_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(env.__file__).read_text()
+    read = set(re.findall(r'PREFIX \+ "([A-Z_]+)"', source))
+    assert {"CACHE", "CPU_ISA", "LOG_LEVEL"} <= read
+    for name in read:
+        monkeypatch.setenv(env.PREFIX + name, "x")
+    monkeypatch.setenv("PAGEMILL_CPU_ISO", "x")
+    assert env.unknown_variables(set()) == ["PAGEMILL_CPU_ISO"]

@@ -1,0 +1,73 @@
+"""Which kernels are in use: what is said about it, and what PAGEMILL_CPU_ISA does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagemill import native
+from pagemill.engine.resolve import resolve
+from pagemill.engine_args import EngineArgs
+from pagemill.errors import ConfigError
+from tests.fakes.fake_model import save_tiny_llama
+from tests.ops.conftest import needs_extension
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments: str, isa: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PAGEMILL_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+    )
+
+
+@needs_extension
+def test_the_variable_forces_a_path() -> None:
+    done = run("pagemill.native", isa="portable")
+    assert done.stdout.startswith("kernels: native, portable (available: "), done.stderr
+    report = run("pagemill", "collect-env", isa="portable").stdout
+    assert "native, portable (available: " in report
+
+
+@needs_extension
+def test_a_path_that_is_lacking_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    folder = save_tiny_llama(tmp_path / "tiny")
+    available = native.required().available_isas()
+    for arguments in (("pagemill.native",), ("pagemill", "plan", str(folder))):
+        done = run(*arguments, isa="sve9")
+        assert done.returncode == 1
+        assert "PAGEMILL_CPU_ISA" in done.stderr and "'sve9'" in done.stderr
+        assert f"available: {available}" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert "cannot be used: PAGEMILL_CPU_ISA" in run("pagemill", "collect-env", isa="sve9").stdout
+
+
+@needs_extension
+def test_a_wrong_path_leaves_the_path_as_it_was() -> None:
+    before = native.required().active_isa()
+    with pytest.raises(ConfigError):
+        native.use_isa("sve9")
+    assert native.required().active_isa() == before
+
+
+def test_the_start_says_path_and_threads(tmp_path: Path) -> None:
+    notes = resolve(EngineArgs(str(save_tiny_llama(tmp_path / "tiny")))).notes
+    [kernels] = [line for line in notes if line.startswith("kernels = ")]
+    assert kernels.endswith(native.describe())
+    assert [line for line in notes if line.startswith("num_threads = ")]
+
+
+def test_without_the_extension_the_start_says_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "extension", lambda: None)
+    notes = resolve(EngineArgs(str(save_tiny_llama(tmp_path / "tiny")))).notes
+    assert f"kernels = torch: {native.LOST}" in notes
