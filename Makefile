@@ -28,10 +28,10 @@ demo: .venv/base  ## install, then generate text with a real model
 	$(BIN)/pagemill generate --max-tokens 48 --temperature 0 "The capital of France is" "Once upon a time, there was a little"
 
 test: .venv/dev  ## the test suite, less what is marked slow or cuda
-	$(BIN)/python -m pytest -m "not slow and not cuda"
+	$(BIN)/python -m pytest -rs -m "not slow and not cuda"
 
 test-all: .venv/dev  ## the slow tests too
-	$(BIN)/python -m pytest -m "not cuda"
+	$(BIN)/python -m pytest -rs -m "not cuda"
 
 sanitize: .venv/dev  ## the native kernels under address, undefined-behaviour and thread sanitizers (gcc, clang, libomp)
 	$(BIN)/python -m tests.native.sanitize

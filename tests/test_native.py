@@ -51,6 +51,20 @@ def test_a_path_that_is_lacking_is_refused_with_those_there_are(tmp_path: Path) 
 
 
 @needs_extension
+@pytest.mark.skipif(sys.platform != "linux", reason="mapped libraries are read from /proc")
+def test_torch_and_the_kernels_share_one_openmp() -> None:
+    code = (
+        "import torch; from pagemill import native; native.extension().set_num_threads(2);"
+        "torch.ones(1000, 1000).matmul(torch.ones(1000, 1000));"
+        "print(open('/proc/self/maps').read())"
+    )
+    command = [sys.executable, "-c", code]
+    maps = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    files = {line.split()[-1] for line in maps.splitlines() if "omp" in line.split("/")[-1]}
+    assert len({file for file in files if "libgomp" in file or "libomp" in file}) == 1, files
+
+
+@needs_extension
 def test_a_wrong_path_leaves_the_path_as_it_was() -> None:
     before = native.required().active_isa()
     with pytest.raises(ConfigError):
