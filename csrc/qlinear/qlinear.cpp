@@ -18,7 +18,9 @@ using namespace qlinear_detail;
 // Activations of as many rows at once as fit, so that they stay in the outer caches while the weights
 // stream past them.
 constexpr int64_t kScratchBytes = int64_t{8} << 20;
-constexpr int64_t kMaxChunkRows = 768;
+constexpr int64_t kMaxChunkRows = 256;
+// Tiles whose sums wait in the second cache while a block of k of the activations stays there.
+constexpr int64_t kPanelTiles = 12;
 constexpr int64_t kStepHalves = 16;  // of K in one block: its decoded numbers stay in the inner caches
 // Below this many numbers the copy of activations is done before other threads are woken.
 constexpr int64_t kSerialCopy = 1 << 16;
@@ -89,8 +91,8 @@ struct Rows {
 
 // Memory that one thread computes in.
 struct Room {
-  float *totals, *partial;  // [rows][kMaxTiles * kTile]
-  char* decoded;            // [kMaxTiles][a block of k]
+  float *totals, *partial;  // [column groups of a panel][rows][tiles of the group * kTile]
+  char* decoded;            // [kMaxFinishTiles][a block of k]
 };
 
 // The sum of numbers in one fixed order: eight sums side by side, then those.
@@ -140,20 +142,18 @@ void copy_row(const Call& call, const Rows& rows, int64_t row, const char* x, ch
   }
 }
 
-// Compute one block of sums; where there is no function as wide, tile by tile.
-void run_block(const Call& call, MicroFn const (&fns)[2], const Block& block, int m, int64_t tiles) {
-  if (tiles == call.kernels->max_tiles[call.pairs][m]) {
-    fns[1](block);
-    return;
-  }
-  for (int64_t t = 0; t < tiles; ++t) {
-    Block single = block;
-    single.b += t * block.b_stride;
-    single.scales += t * call.matrix->groups * kTile;
-    if (block.offsets != nullptr) single.offsets += t * call.matrix->groups * kTile;
-    single.totals += t * kTile;
-    if (block.partial != nullptr) single.partial += t * kTile;
-    fns[0](single);
+// Compute one block of sums, `widest` tiles at a time and what is left one by one.
+void run_block(const Call& call, MicroFn const (&fns)[2], Block block, int64_t tiles,
+               int64_t widest) {
+  while (tiles > 0) {
+    const int64_t now = tiles >= widest ? widest : 1;
+    fns[now == widest ? 1 : 0](block);
+    tiles -= now;
+    block.b += now * block.b_stride;
+    block.scales += now * call.matrix->groups * kTile;
+    if (block.offsets != nullptr) block.offsets += now * call.matrix->groups * kTile;
+    block.totals += now * kTile;
+    if (block.partial != nullptr) block.partial += now * kTile;
   }
 }
 
@@ -191,7 +191,8 @@ void finish(const Call& call, const Rows& rows, float* c, int64_t row, int m, in
 // One block of k of a column group, for all rows of the chunk.
 struct Part {
   int64_t tile, tiles;
-  int64_t first, halves;  // of k
+  int64_t first, halves;    // of k
+  float *totals, *partial;  // of the column group
 };
 
 void run_part(const Call& call, const Rows& rows, const Room& room, const Part& part,
@@ -213,8 +214,10 @@ void run_part(const Call& call, const Rows& rows, const Room& room, const Part& 
   const int64_t scale = (part.tile * matrix.groups + group) * kTile;
   const int64_t into_group = part.first % matrix.group_halves;
   const int64_t slot = rows.step * call.half_bytes(), width = part.tiles * kTile;
+  if (part.first == 0)
+    std::memset(part.totals, 0, static_cast<size_t>(rows.count * width) * sizeof(float));
   const char* a = rows.a + part.first / rows.step * rows.count * slot;
-  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows[call.pairs] : kernels.max_rows);
+  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows[call.pairs] : kernels.max_rows[call.pairs]);
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t row = part_start(rows.count, groups, g);
     const int m = static_cast<int>(part_start(rows.count, groups, g + 1) - row);
@@ -228,31 +231,46 @@ void run_part(const Call& call, const Rows& rows, const Room& room, const Part& 
                       rows.x_sums == nullptr ? nullptr : rows.x_sums + row * matrix.groups + group,
                       part.halves,
                       min(matrix.group_halves - into_group, call.halves() - part.first),
-                      part.first == into_group,
                       into_group != 0,
-                      room.totals + row * width,
-                      room.partial == nullptr ? nullptr : room.partial + row * width,
+                      part.totals + row * width,
+                      part.partial == nullptr ? nullptr : part.partial + row * width,
                       width,
                       call.halves() - part.first};
-    run_block(call, direct ? kernels.direct[matrix.codec][call.pairs][m] : kernels.decoded[call.pairs][m],
-              block, m, part.tiles);
+    if (direct) {
+      run_block(call, kernels.direct[matrix.codec][call.pairs][m], block, part.tiles,
+                kernels.direct_tiles[call.pairs][m]);
+    } else {
+      run_block(call, kernels.decoded[call.pairs][m], block, part.tiles,
+                kernels.decoded_tiles[call.pairs]);
+    }
     if (part.first + part.halves == call.halves())
-      finish(call, rows, room.totals + row * width, row, m, part.tile, part.tiles);
+      finish(call, rows, part.totals + row * width, row, m, part.tile, part.tiles);
   }
 }
 
-// The tiles first..last: column groups, blocks of k, row groups, from the outside in.
+// The tiles first..last: panels of column groups, blocks of k, column groups, row groups, from the
+// outside in.
 void run_tiles(const Call& call, const Rows& rows, const Room& room, int64_t first, int64_t last) {
   const Kernels& kernels = *call.kernels;
   const bool direct = rows.count <= kernels.direct_rows[call.pairs];
-  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows[call.pairs] : kernels.max_rows);
-  const int64_t most = ceil_div(rows.count, groups);
-  int64_t widest = kernels.max_tiles[call.pairs][most] / call.unit * call.unit;
-  if (widest == 0) widest = call.unit;
-  for (int64_t tile = first; tile < last; tile += widest) {
+  const int64_t widest = direct ? kernels.direct_tiles[call.pairs][rows.count]
+                                : kernels.decoded_tiles[call.pairs];
+  // Both tiles of a gated pair are in one group.
+  const int64_t group = widest % call.unit == 0 ? widest : widest * call.unit;
+  const int64_t panel = direct ? group : kPanelTiles / group * group;
+  for (int64_t begin = first; begin < last; begin += panel) {
+    const int64_t end = min(begin + panel, last);
     for (int64_t half = 0; half < call.halves(); half += rows.step) {
-      const Part part{tile, min(widest, last - tile), half, min(rows.step, call.halves() - half)};
-      run_part(call, rows, room, part, direct);
+      for (int64_t tile = begin; tile < end; tile += group) {
+        const int64_t at = (tile - begin) * kTile * rows.count;
+        const Part part{tile,
+                        min(group, end - tile),
+                        half,
+                        min(rows.step, call.halves() - half),
+                        room.totals + at,
+                        room.partial == nullptr ? nullptr : room.partial + at};
+        run_part(call, rows, room, part, direct);
+      }
     }
   }
 }
@@ -270,12 +288,12 @@ Sizes sizes_of(const Call& call, int64_t rows, int64_t step, bool in_place) {
   Sizes s{};
   s.a = in_place ? 0 : align(steps * rows * step * call.half_bytes());
   s.x_sums = matrix.offset == 0 ? 0 : align(rows * matrix.groups * 4);
-  s.totals = align(rows * kMaxTiles * kTile * 4);
+  s.totals = align(rows * kPanelTiles * kTile * 4);
   // Groups that lie across the edges of blocks.
   s.partial = steps > 1 && step % matrix.group_halves != 0 ? s.totals : 0;
   s.decoded = rows <= call.kernels->direct_rows[call.pairs]
                   ? 0
-                  : align(kMaxTiles * step * call.decoded_bytes());
+                  : align(kMaxFinishTiles * step * call.decoded_bytes());
   return s;
 }
 
@@ -385,7 +403,7 @@ void qlinear(const QMatrix& matrix, uintptr_t x, int64_t x_stride, int64_t m, in
                   epilogue,
                   matrix.parts};
   thread_local Scratch scratch;
-  const int64_t group = kernels->max_rows;
+  const int64_t group = kernels->max_rows[call.pairs];
   int64_t most = min(kMaxChunkRows, kScratchBytes / (call.halves() * call.half_bytes())) / group * group;
   if (most < group) most = group;
   const int64_t chunks = ceil_div(m, most);
@@ -396,8 +414,8 @@ void qlinear(const QMatrix& matrix, uintptr_t x, int64_t x_stride, int64_t m, in
 }
 
 int64_t qlinear_scratch_bytes() {
-  const int64_t sums = 2 * kMaxChunkRows * kMaxTiles * kTile * 4;
-  const int64_t decoded = kMaxTiles * kStepHalves * kHalf * kTile * 4;
+  const int64_t sums = 2 * kMaxChunkRows * kPanelTiles * kTile * 4;
+  const int64_t decoded = kMaxFinishTiles * kStepHalves * kHalf * kTile * 4;
   // Sums of x: one for every 16 numbers at most.
   return kScratchBytes + kScratchBytes / 8 + num_threads() * (sums + decoded);
 }

@@ -8,10 +8,11 @@ namespace {
 // 16 registers: up to 12 sums, 2 of weights, one of activations.
 struct V {
   using Vec = __m256;
-  static constexpr int kLanes = 8, kMaxRowGroup = 6, kDirectRows = 1, kDirectWideRows = 1;
+  static constexpr int kLanes = 8, kMaxRowGroup = 6, kWideRowGroup = 6;
+  static constexpr int kDirectRows = 1, kDirectWideRows = 1;
   static constexpr bool kPairs = false;
-  static constexpr int max_wide_tiles(int rows) { return rows <= 2 ? 2 : 1; }
-  static constexpr int max_tiles(int rows) { return max_wide_tiles(rows); }
+  static constexpr int direct_tiles(int) { return 2; }
+  static constexpr int decoded_tiles(bool) { return 1; }
   static PAGEMILL_INLINE Vec zero() { return _mm256_setzero_ps(); }
   static PAGEMILL_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
   static PAGEMILL_INLINE void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }

@@ -8,12 +8,14 @@
 namespace pagemill::qlinear_detail {
 namespace {
 
-// 32 registers: up to 24 sums, 4 of weights, one of activations.
+// 32 registers: up to 24 sums, the weights of as many tiles and what they are decoded from, one of
+// activations. Decoded pairs of three tiles and a block of k fit the first cache.
 struct Wide512 {
   using Vec = __m512;
-  static constexpr int kLanes = 16, kMaxRowGroup = 6, kDirectRows = 6, kDirectWideRows = 2;
-  static constexpr int max_tiles(int) { return 4; }
-  static constexpr int max_wide_tiles(int) { return 4; }
+  static constexpr int kLanes = 16, kMaxRowGroup = 8, kWideRowGroup = 6;
+  static constexpr int kDirectRows = 8, kDirectWideRows = 2;
+  static constexpr int direct_tiles(int rows) { return rows <= 6 ? 4 : 3; }
+  static constexpr int decoded_tiles(bool pairs) { return pairs ? 3 : 4; }
   static PAGEMILL_INLINE Vec zero() { return _mm512_setzero_ps(); }
   static PAGEMILL_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
   static PAGEMILL_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }

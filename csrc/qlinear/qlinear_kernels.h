@@ -9,7 +9,7 @@
 namespace pagemill::qlinear_detail {
 
 using linear_detail::Finish;
-using linear_detail::kMaxTiles;
+using linear_detail::kMaxFinishTiles;
 using linear_detail::kTile;
 
 inline constexpr int kCodecs = 3;
@@ -36,7 +36,6 @@ struct Block {
   const float* x_sums;      // [rows], groups apart: sums of x over the block's first group
   int64_t halves;
   int64_t left;    // halves that the first group has in this block and later ones
-  bool first;      // the totals begin here
   bool resume;     // the first group began in an earlier block
   float* totals;   // [rows], c_stride floats apart
   float* partial;  // the same, of the group under way at the edges of blocks
@@ -50,9 +49,11 @@ using UnpackFn = void (*)(const QMatrix&, const char* codes, int64_t halves, cha
 
 struct Kernels {
   bool pairs;  // bfloat16 activations stay bfloat16 (else float32)
-  int max_rows;     // of a row group over decoded numbers
+  int max_rows[2];  // [pairs]: of a row group over decoded numbers
   int direct_rows[2];  // [pairs]: up to here codes are decoded on their way, into registers
-  int max_tiles[2][kMaxRows + 1];  // [pairs][rows]: the widest column group; the other width is 1
+  // The tiles that a function sums up at once; there is always one for single tiles too.
+  int direct_tiles[2][kMaxRows + 1];  // [pairs][rows]
+  int decoded_tiles[2];               // [pairs]
   MicroFn direct[kCodecs][2][kMaxRows + 1][2];  // [codec][pairs][rows][widest]
   MicroFn decoded[2][kMaxRows + 1][2];          // [pairs][rows][widest]
   UnpackFn unpack[kCodecs][2];                  // [codec][pairs]

@@ -86,6 +86,7 @@ namespace {
 template <class V>
 struct Int4 {
   static constexpr int64_t kUnitBytes = 64;
+  static constexpr bool kDecoded = false;
   using State = typename V::Nibbles;
   static PAGEMILL_INLINE State load(const char* p, const QMatrix& m) {
     return V::nibbles(Of<V::kLanes>::line(p), m);
@@ -98,6 +99,7 @@ struct Int4 {
 template <class V, bool kFloat>
 struct Bytes {
   static constexpr int64_t kUnitBytes = 128;
+  static constexpr bool kDecoded = false;
   struct State {
     typename Of<V::kLanes>::Words lines[2];
   };
@@ -115,6 +117,7 @@ struct Bytes {
 template <class V>
 struct Decoded {
   static constexpr int64_t kUnitBytes = 8 * 64;
+  static constexpr bool kDecoded = true;
   using State = const char*;
   static PAGEMILL_INLINE State load(const char* p, const QMatrix&) { return p; }
   static PAGEMILL_INLINE typename V::Vec wide(State p, int k) {
@@ -127,6 +130,7 @@ struct Decoded {
 template <class V>
 struct Int4Pairs {
   static constexpr int64_t kUnitBytes = 64;
+  static constexpr bool kDecoded = false;
   struct State {
     typename Of<V::kLanes>::Words line;
     typename Of<V::kLanes>::Words table;
@@ -142,6 +146,7 @@ struct Int4Pairs {
 template <class V, bool kFloat>
 struct BytesPairs {
   static constexpr int64_t kUnitBytes = 128;
+  static constexpr bool kDecoded = false;
   using State = typename Bytes<V, kFloat>::State;
   static PAGEMILL_INLINE State load(const char* p, const QMatrix& m) {
     return Bytes<V, kFloat>::load(p, m);
@@ -160,6 +165,7 @@ struct BytesPairs {
 template <class V>
 struct DecodedPairs {
   static constexpr int64_t kUnitBytes = 4 * 64;
+  static constexpr bool kDecoded = true;
   using State = const char*;
   static PAGEMILL_INLINE State load(const char* p, const QMatrix&) { return p; }
   static PAGEMILL_INLINE typename V::Raw pair(State p, int s) { return V::raw(p + s * 64); }
@@ -205,29 +211,31 @@ PAGEMILL_INLINE void unit(typename V::Vec (&acc)[M][NT * (kTile / V::kLanes)], c
 }
 
 // Add a whole group's sums to the totals.
-template <class V, int M, int NT>
-PAGEMILL_INLINE void fold(const typename V::Vec (&acc)[M][NT * (kTile / V::kLanes)],
-                          const Block& block, int64_t group, bool first) {
+template <class V, int M, int NT, Offset kOffset>
+PAGEMILL_INLINE void fold_as(const typename V::Vec (&acc)[M][NT * (kTile / V::kLanes)],
+                             const Block& block, int64_t group) {
   constexpr int kVecs = kTile / V::kLanes;
   using Vec = typename V::Vec;
   const int64_t stride = block.matrix->groups * kTile;
-  const int offset = block.matrix->offset;
 #pragma GCC unroll 16
   for (int j = 0; j < NT * kVecs; ++j) {
     const int64_t at = j / kVecs * stride + group * kTile + j % kVecs * V::kLanes;
     const Vec scale = V::half(block.scales + at);
-    const Vec add = offset == 0 ? V::zero() : V::half(block.offsets + at);
+    Vec add = V::zero();
     __builtin_prefetch(block.scales + at + 8 * kTile);
-    if (offset != 0) __builtin_prefetch(block.offsets + at + 8 * kTile);
+    if constexpr (kOffset != Offset::none) {
+      add = V::half(block.offsets + at);
+      __builtin_prefetch(block.offsets + at + 8 * kTile);
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       float* c = block.totals + i * block.c_stride + j * V::kLanes;
-      Vec total = first ? V::zero() : V::load(c);
-      if (offset == static_cast<int>(Offset::none)) {
+      Vec total = V::load(c);
+      if constexpr (kOffset == Offset::none) {
         total = V::fma(acc[i][j], scale, total);
       } else {
         const float x = block.x_sums[i * block.matrix->groups + group];
-        if (offset == static_cast<int>(Offset::min)) {
+        if constexpr (kOffset == Offset::min) {
           total = V::fma(V::set1(x), add, V::fma(acc[i][j], scale, total));
         } else {
           total = V::fma(V::fma(V::set1(-x), add, acc[i][j]), scale, total);
@@ -238,6 +246,18 @@ PAGEMILL_INLINE void fold(const typename V::Vec (&acc)[M][NT * (kTile / V::kLane
   }
 }
 
+template <class V, int M, int NT>
+PAGEMILL_INLINE void fold(const typename V::Vec (&acc)[M][NT * (kTile / V::kLanes)],
+                          const Block& block, int64_t group) {
+  if (block.matrix->offset == static_cast<int>(Offset::none)) {
+    fold_as<V, M, NT, Offset::none>(acc, block, group);
+  } else if (block.matrix->offset == static_cast<int>(Offset::min)) {
+    fold_as<V, M, NT, Offset::min>(acc, block, group);
+  } else {
+    fold_as<V, M, NT, Offset::zero>(acc, block, group);
+  }
+}
+
 template <class V, class Source, int M, int NT, bool kAsPairs>
 void micro(const Block& block) {
   constexpr int kVecs = kTile / V::kLanes;
@@ -245,11 +265,10 @@ void micro(const Block& block) {
   constexpr int64_t kHalfA = kHalf * (kAsPairs ? 2 : 4);
   // Codes come from memory: asked for this many halves early, past the end of K in the next group of tiles.
   constexpr int64_t kAhead = 1024 / kHalfBytes;
-  constexpr bool kStreams = Source::kUnitBytes <= 128;
   const QMatrix& matrix = *block.matrix;
   const char *a = block.a, *b = block.b;
   int64_t left = block.left, group = 0;
-  bool first = block.first, resume = block.resume;
+  bool resume = block.resume;
   for (int64_t h = 0; h < block.halves;) {
     typename V::Vec acc[M][NT * kVecs];
 #pragma GCC unroll 16
@@ -260,7 +279,7 @@ void micro(const Block& block) {
             resume ? V::load(block.partial + i * block.c_stride + j * V::kLanes) : V::zero();
     const int64_t part = left < block.halves - h ? left : block.halves - h;
     for (const int64_t end = h + part; h < end; ++h, a += kHalfA, b += kHalfBytes) {
-      if constexpr (kStreams) {
+      if constexpr (!Source::kDecoded) {
         const int64_t ahead =
             kAhead * kHalfBytes + (h + kAhead < block.to_end ? 0 : (NT - 1) * block.b_stride);
 #pragma GCC unroll 16
@@ -275,8 +294,7 @@ void micro(const Block& block) {
     left -= part;
     resume = false;
     if (left == 0) {
-      fold<V, M, NT>(acc, block, group, first);
-      first = false;
+      fold<V, M, NT>(acc, block, group);
       // The last group may end early, with K.
       left = matrix.group_halves < block.to_end - h ? matrix.group_halves : block.to_end - h;
       ++group;
@@ -318,7 +336,7 @@ void unpack(const QMatrix& matrix, const char* codes, int64_t halves, char* to) 
 
 template <class V, class Source, bool kAsPairs, int M>
 void fill_rows(MicroFn (&to)[kMaxRows + 1][2]) {
-  constexpr int kTiles = kAsPairs ? V::max_tiles(M) : V::max_wide_tiles(M);
+  constexpr int kTiles = Source::kDecoded ? V::decoded_tiles(kAsPairs) : V::direct_tiles(M);
   to[M][0] = micro<V, Source, M, 1, kAsPairs>;
   to[M][1] = micro<V, Source, M, kTiles, kAsPairs>;
   if constexpr (M > 1) fill_rows<V, Source, kAsPairs, M - 1>(to);
@@ -337,19 +355,20 @@ const Kernels* make_kernels() {
   static const Kernels kernels = [] {
     Kernels k{};
     k.pairs = V::kPairs;
-    k.max_rows = V::kMaxRowGroup;
     k.direct_rows[0] = V::kDirectWideRows;
     k.direct_rows[1] = V::kDirectRows;
     k.finish = finish_block;
     k.quantize = quantize_group<V>;
-    for (int m = 1; m <= V::kMaxRowGroup; ++m) {
-      k.max_tiles[0][m] = V::max_wide_tiles(m);
-      k.max_tiles[1][m] = V::max_tiles(m);
+    for (int pairs = 0; pairs < 2; ++pairs) {
+      k.decoded_tiles[pairs] = V::decoded_tiles(pairs == 1);
+      for (int m = 1; m <= k.direct_rows[pairs]; ++m) k.direct_tiles[pairs][m] = V::direct_tiles(m);
     }
     fill_codec<V, Int4<V>, false>(k, Codec::int4);
     fill_codec<V, Bytes<V, false>, false>(k, Codec::int8);
     fill_codec<V, Bytes<V, true>, false>(k, Codec::fp8);
-    fill_rows<V, Decoded<V>, false, V::kMaxRowGroup>(k.decoded[0]);
+    k.max_rows[0] = V::kWideRowGroup;
+    k.max_rows[1] = V::kMaxRowGroup;
+    fill_rows<V, Decoded<V>, false, V::kWideRowGroup>(k.decoded[0]);
     if constexpr (V::kPairs) {
       fill_codec<V, Int4Pairs<V>, true>(k, Codec::int4);
       fill_codec<V, BytesPairs<V, false>, true>(k, Codec::int8);

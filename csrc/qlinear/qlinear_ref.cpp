@@ -12,10 +12,11 @@ typedef float Floats __attribute__((vector_size(16)));
 
 struct V {
   using Vec = Floats;
-  static constexpr int kLanes = 4, kMaxRowGroup = 4, kDirectRows = 1, kDirectWideRows = 1;
+  static constexpr int kLanes = 4, kMaxRowGroup = 4, kWideRowGroup = 4;
+  static constexpr int kDirectRows = 1, kDirectWideRows = 1;
   static constexpr bool kPairs = false;
-  static constexpr int max_wide_tiles(int rows) { return rows == 1 ? 2 : 1; }
-  static constexpr int max_tiles(int rows) { return max_wide_tiles(rows); }
+  static constexpr int direct_tiles(int) { return 2; }
+  static constexpr int decoded_tiles(bool) { return 1; }
   static PAGEMILL_INLINE Vec zero() { return Vec{0.0f, 0.0f, 0.0f, 0.0f}; }
   static PAGEMILL_INLINE Vec load(const float* p) {
     Vec v;
