@@ -12,7 +12,8 @@ namespace {
 // activations. Decoded pairs of three tiles and a block of k fit the first cache.
 struct Wide512 {
   using Vec = __m512;
-  static constexpr int kLanes = 16, kMaxRowGroup = 8, kWideRowGroup = 6;
+  static constexpr int kLanes = 16, kMaxRowGroup = 4, kWideRowGroup = 6;
+  static constexpr int kMostTotals = 12;
   static constexpr int kDirectRows = 8, kDirectWideRows = 2;
   static constexpr int direct_tiles(int rows) { return rows <= 6 ? 4 : 3; }
   static constexpr int decoded_tiles(bool pairs) { return pairs ? 3 : 4; }

@@ -210,9 +210,14 @@ PAGEMILL_INLINE void unit(typename V::Vec (&acc)[M][NT * (kTile / V::kLanes)], c
   }
 }
 
+// Whether the totals have registers beside a group's sums; else they wait in the first cache.
+template <class V, int M, int NT>
+constexpr bool kTotalsStay = M* NT*(kTile / V::kLanes) <= V::kMostTotals;
+
 // Add a whole group's sums to the totals.
 template <class V, int M, int NT, Offset kOffset>
 PAGEMILL_INLINE void fold_as(const typename V::Vec (&acc)[M][NT * (kTile / V::kLanes)],
+                             typename V::Vec (&totals)[M][NT * (kTile / V::kLanes)],
                              const Block& block, int64_t group) {
   constexpr int kVecs = kTile / V::kLanes;
   using Vec = typename V::Vec;
@@ -230,7 +235,7 @@ PAGEMILL_INLINE void fold_as(const typename V::Vec (&acc)[M][NT * (kTile / V::kL
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       float* c = block.totals + i * block.c_stride + j * V::kLanes;
-      Vec total = V::load(c);
+      Vec total = kTotalsStay<V, M, NT> ? totals[i][j] : V::load(c);
       if constexpr (kOffset == Offset::none) {
         total = V::fma(acc[i][j], scale, total);
       } else {
@@ -241,20 +246,25 @@ PAGEMILL_INLINE void fold_as(const typename V::Vec (&acc)[M][NT * (kTile / V::kL
           total = V::fma(V::fma(V::set1(-x), add, acc[i][j]), scale, total);
         }
       }
-      V::store(c, total);
+      if constexpr (kTotalsStay<V, M, NT>) {
+        totals[i][j] = total;
+      } else {
+        V::store(c, total);
+      }
     }
   }
 }
 
 template <class V, int M, int NT>
 PAGEMILL_INLINE void fold(const typename V::Vec (&acc)[M][NT * (kTile / V::kLanes)],
+                          typename V::Vec (&totals)[M][NT * (kTile / V::kLanes)],
                           const Block& block, int64_t group) {
   if (block.matrix->offset == static_cast<int>(Offset::none)) {
-    fold_as<V, M, NT, Offset::none>(acc, block, group);
+    fold_as<V, M, NT, Offset::none>(acc, totals, block, group);
   } else if (block.matrix->offset == static_cast<int>(Offset::min)) {
-    fold_as<V, M, NT, Offset::min>(acc, block, group);
+    fold_as<V, M, NT, Offset::min>(acc, totals, block, group);
   } else {
-    fold_as<V, M, NT, Offset::zero>(acc, block, group);
+    fold_as<V, M, NT, Offset::zero>(acc, totals, block, group);
   }
 }
 
@@ -268,6 +278,14 @@ void micro(const Block& block) {
   const QMatrix& matrix = *block.matrix;
   const char *a = block.a, *b = block.b;
   int64_t left = block.left, group = 0;
+  typename V::Vec totals[M][NT * kVecs];
+  if constexpr (kTotalsStay<V, M, NT>) {
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 16
+      for (int j = 0; j < NT * kVecs; ++j)
+        totals[i][j] = V::load(block.totals + i * block.c_stride + j * V::kLanes);
+  }
   bool resume = block.resume;
   for (int64_t h = 0; h < block.halves;) {
     typename V::Vec acc[M][NT * kVecs];
@@ -294,7 +312,7 @@ void micro(const Block& block) {
     left -= part;
     resume = false;
     if (left == 0) {
-      fold<V, M, NT>(acc, block, group);
+      fold<V, M, NT>(acc, totals, block, group);
       // The last group may end early, with K.
       left = matrix.group_halves < block.to_end - h ? matrix.group_halves : block.to_end - h;
       ++group;
@@ -305,6 +323,13 @@ void micro(const Block& block) {
         for (int j = 0; j < NT * kVecs; ++j)
           V::store(block.partial + i * block.c_stride + j * V::kLanes, acc[i][j]);
     }
+  }
+  if constexpr (kTotalsStay<V, M, NT>) {
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 16
+      for (int j = 0; j < NT * kVecs; ++j)
+        V::store(block.totals + i * block.c_stride + j * V::kLanes, totals[i][j]);
   }
 }
 
