@@ -31,6 +31,7 @@ NB_MODULE(_C, m) {
   m.def("force_isa", &force_isa);
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads);
+  m.def("pin_threads", &pin_threads);
   // Operations that a model's forward pass calls are `recorded`. The interpreter runs other threads
   // meanwhile.
   using Free = nb::call_guard<nb::gil_scoped_release>;

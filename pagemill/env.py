@@ -55,6 +55,12 @@ def omp_num_threads() -> str | None:
     return os.environ.get("OMP_NUM_THREADS")
 
 
+def omp_places_set() -> bool:
+    """Return whether the user placed OpenMP's threads."""
+    names = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+    return any(os.environ.get(name) for name in names)
+
+
 def limit_onednn_caches(num_entries: int) -> None:
     """Bound the compiled matrix products that oneDNN, and torch's layer over it, keep.
 

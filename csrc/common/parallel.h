@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -15,6 +16,13 @@ namespace pagemill {
 // thread that made it; the engine may run steps in another one.
 int num_threads();
 void set_num_threads(int count);
+
+// Bind thread i of all later parallel regions, torch's too, to the processors places[i] (Linux's numbers);
+// threads past the end, and all with {}, stay where the system puts them.
+void pin_threads(std::vector<std::vector<int>> places);
+
+// Inside a region: let the calling thread, its part `part`, go to its place.
+void enter_part(int64_t part);
 
 // Inside a body of parallel_for: which of the at most num_threads() parts it is.
 inline int part_index() {
@@ -41,6 +49,7 @@ void parallel_for(int64_t count, int64_t grain, const Body& body) {
   {
     // OpenMP may give fewer than asked for.
     const int64_t parts = omp_get_num_threads(), part = omp_get_thread_num();
+    enter_part(part);
     const int64_t first = units * part / parts * grain;
     const int64_t last = units * (part + 1) / parts * grain;
     if (first < last) body(first, last < count ? last : count);

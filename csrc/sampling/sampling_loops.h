@@ -33,14 +33,25 @@ bool block_maxima(const float* row, int64_t size, float* maxima) {
   LaneInts broken = {};
   for (int64_t start = 0; start < size; start += kBlock) {
     const int64_t end = less(start + kBlock, size);
-    Lanes most = lanes_of(kLowest);
-    for (int64_t i = start; i < end; i += kLanes) {
+    Lanes most[4];
+    for (Lanes& part : most) part = lanes_of(kLowest);
+    int64_t i = start;
+    for (; i + 4 * kLanes <= end; i += 4 * kLanes)
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) {
+        const Lanes v = load(row + i + u * kLanes);
+        most[u] = v > most[u] ? v : most[u];
+        broken |= v != v;
+      }
+    for (; i < end; i += kLanes) {
       const Lanes v = load_or(row + i, end - i, kLowest);
-      most = select(v > most, v, most);
+      most[0] = v > most[0] ? v : most[0];
       broken |= v != v;
     }
+    const Lanes low = most[0] > most[1] ? most[0] : most[1];
+    const Lanes high = most[2] > most[3] ? most[2] : most[3];
     float lane[kLanes];
-    store(lane, most);
+    store(lane, low > high ? low : high);
     float highest = lane[0];
     for (int i = 1; i < kLanes; ++i) highest = lane[i] > highest ? lane[i] : highest;
     maxima[start / kBlock] = highest;

@@ -38,6 +38,10 @@ class Device(Protocol):
         """Prepare this process for computing."""
         ...
 
+    def thread_places(self, num_threads: int) -> str:
+        """Return where `configure` puts compute threads, in words."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
         ...

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from pagemill import native
-from pagemill.device import host
-from pagemill.env import limit_onednn_caches, omp_num_threads
+from pagemill.device import host, topology
+from pagemill.env import limit_onednn_caches, omp_num_threads, omp_places_set
 from pagemill.errors import ConfigError
 
 _ALIASES = {"float": "float32", "half": "float16"}
@@ -17,6 +19,12 @@ _KEPT_PRODUCTS = 128
 _PRODUCT_BYTES = 3 << 18
 
 
+@functools.cache
+def _allowed() -> tuple[topology.Processor, ...]:
+    """Return the processors of the process as it started: a pinned thread sees fewer."""
+    return topology.allowed_processors()
+
+
 class CPUDevice:
     """Tensors in the host's memory."""
 
@@ -24,6 +32,7 @@ class CPUDevice:
     default_memory_utilization = 0.5  # the rest is for everything else on the machine
 
     def __init__(self) -> None:
+        _allowed()
         self.torch_device = torch.device("cpu")
         self._native = native.extension()
         self.attention_backend = "torch" if self._native is None else "cpu"
@@ -73,11 +82,21 @@ class CPUDevice:
         return requested, "asked for"
 
     def configure(self, num_threads: int) -> None:
-        """Set the number of compute threads of this process; bound what oneDNN keeps."""
+        """Set the number of compute threads of this process and their places; bound oneDNN's caches."""
         limit_onednn_caches(_KEPT_PRODUCTS)
         torch.set_num_threads(num_threads)
         if self._native is not None:
             self._native.set_num_threads(num_threads)
+            pinned = [] if omp_places_set() else topology.homes(num_threads, _allowed())
+            self._native.pin_threads(pinned)
+
+    def thread_places(self, num_threads: int) -> str:
+        """Return where the compute threads run, in words."""
+        if omp_places_set():
+            return "placed by OpenMP's environment variables"
+        if self._native is None:
+            return "not pinned"
+        return topology.describe(num_threads, _allowed())
 
     def synchronize(self) -> None:
         """Do nothing: work on the CPU is done when the call returns."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pagemill.device import topology
 from pagemill.errors import ConfigError
 
 _PROC = Path("/proc")
@@ -31,7 +32,8 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
 def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     """Return the compute threads to use; `omp` is the text of OMP_NUM_THREADS, or None.
 
-    Without it: the cores this process may run on, or the whole cores of a cgroup quota if fewer.
+    Without it: the physical cores this process may run on, or the whole cores of a cgroup quota if fewer.
+    A core's second thread adds nothing where the first one waits for memory or keeps its multipliers busy.
     """
     if omp is not None and omp.strip():
         first = omp.split(",")[0].strip()
@@ -42,6 +44,9 @@ def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> 
         return int(first)
     affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    known = topology.allowed_processors()
+    if known:
+        cores = min(cores, len({processor.core for processor in known}))
     for folder in _groups(proc, cgroup, "cpu"):
         quota = _group_quota(folder)
         if quota is not None:

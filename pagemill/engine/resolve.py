@@ -284,8 +284,8 @@ def _device(
     kernels = _REFERENCE_KERNELS.get(device.attention_backend)
     if kernels is not None:
         notes.say("attention", device.attention_backend, kernels)
-    num_threads = args.num_threads
+    num_threads, chosen = args.num_threads, "asked for"
     if num_threads is None:
-        num_threads = device.default_num_threads()
-        notes.say("num_threads", num_threads, "the cores at hand, or OMP_NUM_THREADS")
+        num_threads, chosen = device.default_num_threads(), "the cores at hand, or OMP_NUM_THREADS"
+    notes.say("num_threads", num_threads, f"{chosen}; {device.thread_places(num_threads)}")
     return DeviceConfig(device=name, num_threads=num_threads, enforce_eager=args.enforce_eager)

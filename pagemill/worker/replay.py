@@ -30,7 +30,7 @@ from pagemill.models.base import CausalLM
 
 logger = get_logger(__name__)
 
-MAX_TOKENS = 16  # of a recorded step: in larger ones Python's share is small
+MAX_TOKENS = 64  # of a recorded step: in larger ones Python's share is small
 _SEEN_FIRST = 8  # plain steps of as many tokens before one is recorded: it costs three steps
 _ALIGNMENT = 64
 
