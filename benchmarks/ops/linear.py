@@ -4,8 +4,8 @@
 
 Each line is one matrix of a model: for each number of rows the weight bytes read a second as a share of
 this machine's streaming bandwidth, the operations a second as a share of its register-only peak, and the
-ratio to torch's `F.linear` (above 1: faster). Limits are measured in the same run; weights come from
-memory, not from a cache: as many copies as fill 200 MB are used in turn. Times are the minimum of a
+ratio to torch's `F.linear` (above 1: faster). Limits are measured in the same run; weights lie where an
+engine puts them and come from memory, not from a cache: as many copies as fill 200 MB are used in turn. Times are the minimum of a
 short run, with one thread of its CPU time: what other processes take does not count, what they do to the
 caches and to memory does.
 """
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from pagemill import native
+from pagemill.device.host_memory import lazy_zeros
 from pagemill.env import shorten_idle_spinning
 from pagemill.ops import cpu as ops
 
@@ -54,7 +55,7 @@ def measure(
     size = n * k * dtype.itemsize
     copies = []
     for _ in range(max(1, _COPIES_BYTES // size)):
-        packed = torch.empty(ops.packed_shape(n, k, dtype), dtype=dtype)
+        packed = lazy_zeros(ops.packed_shape(n, k, dtype), dtype)
         ops.pack_linear(weight, packed)
         copies.append(packed)
     plain = [weight.clone() for _ in copies]
@@ -88,7 +89,7 @@ def main() -> None:
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
     seconds = arguments.seconds
     rows = [int(word) for word in arguments.rows.split(",")]
-    memory = torch.ones(400_000_000 // 8, dtype=torch.int64)
+    memory = lazy_zeros((400_000_000 // 8,), torch.int64).fill_(1)
     for name in arguments.dtypes.split(","):
         dtype = getattr(torch, name)
         code = 0 if dtype == torch.float32 else 1

@@ -250,11 +250,12 @@ void score_rows(const typename K::Operand* q, const char* const* k, const char* 
 }
 
 // Add weights times values of words [first, last) of a segment: D vectors of elements from `offset`
-// (bytes in a row of a V tile), R rows. p [R][kSegmentKeys] weights; o [R][stride].
-template <class V, class K, int R, int D>
-PAGEMILL_INLINE void sum_values(const typename K::Weight* p, const char* const* v, int first, int last,
-                                int64_t row_bytes, int64_t offset, int lanes, float* o,
-                                int64_t stride) {
+// (bytes in a row of a V tile), R rows. p [R][kSegmentKeys] weights; o [R][stride]. Ahead: fetch as many
+// bytes from each tile of `next`, the next segment's keys.
+template <class V, class K, int R, int D, bool Ahead>
+PAGEMILL_INLINE void sum_values(const typename K::Weight* p, const char* const* v,
+                                const char* const* next, int first, int last, int64_t row_bytes,
+                                int64_t offset, int lanes, float* o, int64_t stride) {
   constexpr int kTileWords = kTileKeys / K::kWidth;
   typename V::F sums[R][D];
   for (int r = 0; r < R; ++r)
@@ -262,8 +263,10 @@ PAGEMILL_INLINE void sum_values(const typename K::Weight* p, const char* const* 
   for (int j = first; j < last;) {
     const int end = static_cast<int>(least(last, (j / kTileWords + 1) * kTileWords));
     const char* row = v[j / kTileWords] + (j % kTileWords) * row_bytes + offset;
-    for (; j < end; ++j, row += row_bytes) {
+    const char* fetched = next[j / kTileWords] + (j % kTileWords) * row_bytes + offset;
+    for (; j < end; ++j, row += row_bytes, fetched += row_bytes) {
       for (int d = 0; d < D; ++d) {
+        if (Ahead) __builtin_prefetch(fetched + d * 64, 0, 2);
         const auto w = K::split(D == 1 ? V::load_words_to(row, lanes) : V::load_words(row + d * 64));
         for (int r = 0; r < R; ++r) {
           const auto* x = reinterpret_cast<const typename K::Operand*>(p + r * kSegmentKeys) + j;
@@ -276,21 +279,21 @@ PAGEMILL_INLINE void sum_values(const typename K::Weight* p, const char* const* 
     for (int d = 0; d < D; ++d) V::store(o + r * stride + d * 16, sums[r][d]);
 }
 
-template <class V, class K, int R>
-void sum_rows(const typename K::Weight* p, const char* const* v, int first, int last, int head_dim,
-              float* o, int64_t stride) {
+template <class V, class K, int R, bool Ahead>
+void sum_rows(const typename K::Weight* p, const char* const* v, const char* const* next, int first,
+              int last, int head_dim, float* o, int64_t stride) {
   constexpr int kDims = V::columns(R) < 4 ? V::columns(R) : 4;
   const int64_t row_bytes = head_dim * 4;
   int d = 0;
   for (; d + kDims * 16 <= head_dim; d += kDims * 16)
-    sum_values<V, K, R, kDims>(p, v, first, last, row_bytes, d * 4, 16, o + d, stride);
+    sum_values<V, K, R, kDims, Ahead>(p, v, next, first, last, row_bytes, d * 4, 16, o + d, stride);
   if (kDims == 4 && d + 32 <= head_dim) {
-    sum_values<V, K, R, 2>(p, v, first, last, row_bytes, d * 4, 16, o + d, stride);
+    sum_values<V, K, R, 2, Ahead>(p, v, next, first, last, row_bytes, d * 4, 16, o + d, stride);
     d += 32;
   }
   for (; d < head_dim; d += 16)
-    sum_values<V, K, R, 1>(p, v, first, last, row_bytes, d * 4,
-                           static_cast<int>(least(16, head_dim - d)), o + d, stride);
+    sum_values<V, K, R, 1, Ahead>(p, v, next, first, last, row_bytes, d * 4,
+                                  static_cast<int>(least(16, head_dim - d)), o + d, stride);
 }
 
 // The same for keys [first, last) of one row, of which a word may be cut: the hidden keys' values count
@@ -376,6 +379,19 @@ class Attend {
     int64_t first, last;
   };
 
+  using ScoreFn = void (*)(const Operand*, const char* const*, const char* const*, int, int, int,
+                           float*);
+  using SumFn = void (*)(const Weight*, const char* const*, const char* const*, int, int, int, float*,
+                         int64_t);
+  struct ScoreTable {
+    ScoreFn fns[kMostRows + 1];
+    ScoreFn operator[](int64_t rows) const { return fns[rows]; }
+  };
+  struct SumTable {
+    SumFn fns[kMostRows + 1];
+    SumFn operator[](int64_t rows) const { return fns[rows]; }
+  };
+
   int64_t tile_start(int64_t tile) const { return unit_.rows * tile / tiles_; }
 
   int64_t position(int64_t row) const {
@@ -439,16 +455,30 @@ class Attend {
       return;
     }
     for (int64_t t = low / kTileKeys; t * kTileKeys < high; ++t) {
-      const int64_t at = segment * kSegmentKeys + t * kTileKeys;
-      const int64_t head = unit_.blocks[at / layer_.block_size] * layer_.num_kv_heads + unit_.kv_head;
-      const int64_t tile =
-          head * (layer_.block_size / kTileKeys) + at % layer_.block_size / kTileKeys;
+      const int64_t tile = tile_at(segment, t);
       const char *k = layer_.k_pool + tile * tile_bytes, *v = layer_.v_pool + tile * tile_bytes;
       k_[t] = k;
       v_[t] = v;
       set_scales(t, k, v);
       if constexpr (Unpacking<K>::kNeeded) unpack(t, k, v);
     }
+  }
+
+  // Point next_k_ at the tiles of keys of the segment after this one; behind them, at what is at hand.
+  void find_next_keys(int64_t segment) {
+    const int64_t last = visible(unit_.rows - 1, segment + 1).last;
+    for (int64_t t = 0; t < kSegmentTiles; ++t) {
+      next_k_[t] = v_[t];
+      if (t * kTileKeys < last)
+        next_k_[t] = layer_.k_pool + tile_at(segment + 1, t) * layer_.tile_bytes();
+    }
+  }
+
+  // Which tile of the pools is tile t of a segment.
+  int64_t tile_at(int64_t segment, int64_t t) const {
+    const int64_t at = segment * kSegmentKeys + t * kTileKeys;
+    const int64_t head = unit_.blocks[at / layer_.block_size] * layer_.num_kv_heads + unit_.kv_head;
+    return head * (layer_.block_size / kTileKeys) + at % layer_.block_size / kTileKeys;
   }
 
   // Where a tile's scales stand.
@@ -538,15 +568,19 @@ class Attend {
     if (from >= to) return;
     const int64_t words = (layer_.head_dim + K::kWidth - 1) / K::kWidth;
     const int64_t last_tile = (seen[to - 1].last + kTileKeys - 1) / kTileKeys;
-    // The first tile of rows brings a segment's values in; the others find them in the cache.
-    const ScoreTable& score = tile == 0 && layer_.tiled() ? kScoreAhead : kScore;
+    // The first tile of rows brings a segment's values in, and while they are summed up the next one's
+    // keys; the others find them in the cache.
+    const bool ahead = tile == 0 && layer_.tiled() && !Unpacking<K>::kNeeded;
+    const ScoreTable& score = ahead ? kScoreAhead : kScore;
     score[count](queries_ + start * words, k_, v_, static_cast<int>(seen[from].first / kTileKeys),
                  static_cast<int>(last_tile), static_cast<int>(layer_.head_dim), scores_);
     alignas(64) float high[16], total[16];
     for (int64_t r = from; r < to; ++r)
       soften(scores_ + r * kSegmentKeys, weights_ + r * kSegmentKeys, seen[r], &high[r - from],
              &total[r - from]);
-    weigh_values(from, to, seen);
+    const bool more = ahead && segment + 1 < unit_.last_segment;
+    if (more) find_next_keys(segment);
+    weigh_values(from, to, seen, more ? kSumAhead : kSum);
     if (unit_.parts == nullptr) {
       merge_rows(start + from, to - from, high, total, part_, dim_);
       return;
@@ -609,7 +643,7 @@ class Attend {
 
   // part_[r - from] = weights times values. What all rows see is done for all at once, the rest row by
   // row, so that a row never meets a value that it does not see.
-  void weigh_values(int64_t from, int64_t to, const Range* seen) {
+  void weigh_values(int64_t from, int64_t to, const Range* seen, const SumTable& sum) {
     constexpr int64_t kWidth = K::kWidth;
     const int dim = static_cast<int>(layer_.head_dim);
     std::memset(part_, 0, static_cast<size_t>((to - from) * dim_) * 4);
@@ -623,8 +657,8 @@ class Attend {
                       static_cast<int>(end), dim, part_ + (r - from) * dim_);
     }
     if (!shared) return;
-    kSum[to - from](weights_ + from * kSegmentKeys, v_, static_cast<int>(first / kWidth),
-                    static_cast<int>(last / kWidth), dim, part_, dim_);
+    sum[to - from](weights_ + from * kSegmentKeys, v_, next_k_, static_cast<int>(first / kWidth),
+                   static_cast<int>(last / kWidth), dim, part_, dim_);
     for (int64_t r = from; r < to; ++r)
       if (last < seen[r].last)
         sum_few<V, K>(weights_ + r * kSegmentKeys, v_, static_cast<int>(last),
@@ -681,29 +715,19 @@ class Attend {
     }
   }
 
-  using ScoreFn = void (*)(const Operand*, const char* const*, const char* const*, int, int, int,
-                           float*);
-  using SumFn = void (*)(const Weight*, const char* const*, int, int, int, float*, int64_t);
-  struct ScoreTable {
-    ScoreFn fns[kMostRows + 1];
-    ScoreFn operator[](int64_t rows) const { return fns[rows]; }
-  };
-  struct SumTable {
-    SumFn fns[kMostRows + 1];
-    SumFn operator[](int64_t rows) const { return fns[rows]; }
-  };
   template <bool Ahead, int... I>
   static constexpr ScoreTable score_table(std::integer_sequence<int, I...>) {
     return {{nullptr, &score_rows<V, K, I + 1, Ahead>...}};
   }
-  template <int... I>
+  template <bool Ahead, int... I>
   static constexpr SumTable sum_table(std::integer_sequence<int, I...>) {
-    return {{nullptr, &sum_rows<V, K, I + 1>...}};
+    return {{nullptr, &sum_rows<V, K, I + 1, Ahead>...}};
   }
   using Counts = std::make_integer_sequence<int, V::kMaxRows>;
   static constexpr ScoreTable kScore = score_table<false>(Counts());
   static constexpr ScoreTable kScoreAhead = score_table<true>(Counts());
-  static constexpr SumTable kSum = sum_table(Counts());
+  static constexpr SumTable kSum = sum_table<false>(Counts());
+  static constexpr SumTable kSumAhead = sum_table<true>(Counts());
 
   const Layer& layer_;
   const Unit& unit_;
@@ -716,6 +740,7 @@ class Attend {
   float *values_, *highest_, *totals_;  // [rows]: what is merged so far
   char* gathered_;
   const char *k_[kSegmentTiles], *v_[kSegmentTiles];
+  const char* next_k_[kSegmentTiles] = {};
   const float *k_scales_[kSegmentTiles], *v_scales_[kSegmentTiles];  // of int8 caches
 };
 

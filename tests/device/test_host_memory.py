@@ -54,3 +54,11 @@ def test_other_errors_pass(other: Exception) -> None:
     with pytest.raises(type(other)) as raised, refused_memory("pots were made"):
         raise other
     assert raised.value is other
+
+
+def test_large_tensors_begin_at_large_pages_and_are_whole() -> None:
+    size = (5 << 20) + 12
+    tensor = lazy_zeros((size,), torch.uint8)
+    assert tensor.data_ptr() % (1 << 21) == 0
+    tensor.fill_(3)
+    assert len(tensor) == size and int(tensor.sum(dtype=torch.int64)) == 3 * size
