@@ -59,9 +59,8 @@ class Share {
 
   void run(int64_t first, int64_t last) const {
     const Kernels& kernels = *call_.kernels;
-    const int64_t widest = kernels.max_tiles[rows_.group_rows()];
     const int64_t unit = call_.tiles_per_feature;  // both tiles of a gated pair are in one group
-    const int64_t group = widest % unit == 0 ? widest : widest * unit;
+    const int64_t group = widest() % unit == 0 ? widest() : widest() * unit;
     const int64_t units = (last - first) / unit, columns = ceil_div(units, group / unit);
     if (kernels.begin != nullptr) kernels.begin(rows_.padded());
     for (int64_t split = 0; split < rows_.splits; ++split) {
@@ -79,14 +78,18 @@ class Share {
     int tiles;
   };
 
+  int64_t widest() const {
+    const Kernels& kernels = *call_.kernels;
+    return (rows_.groups == 1 ? kernels.tiles_alone : kernels.max_tiles)[rows_.group_rows()];
+  }
+
   // The sums of the tiles from `tile` on.
   float* sums(int64_t tile) const {
     return rows_.splits == 1 ? c_ : c_ + tile * kTile * rows_.padded();
   }
 
   void run_columns(int64_t split, int64_t tile, int64_t end) const {
-    const int64_t tiles = end - tile, widest = call_.kernels->max_tiles[rows_.group_rows()];
-    const int64_t parts = ceil_div(tiles, widest);
+    const int64_t tiles = end - tile, parts = ceil_div(tiles, widest());
     const int64_t first_step = part_start(call_.steps, rows_.splits, split);
     const int64_t end_step = part_start(call_.steps, rows_.splits, split + 1);
     const int64_t b_stride = call_.k_tiles * kTileBytes;

@@ -93,7 +93,7 @@ constexpr Kernels make_halves() {
   k.few_rows = kTileRows;
   k.group_rows = 2 * kTileRows;
   k.row_unit = kTileRows;
-  for (int rows = 1; rows <= kMaxRows; ++rows) k.max_tiles[rows] = 2;
+  for (int rows = 1; rows <= kMaxRows; ++rows) k.max_tiles[rows] = k.tiles_alone[rows] = 2;
   // Half of a second cache of 2 MiB: a tile of activations is needed every 32 cycles, far more than
   // comes from further out. A chunk of 256 rows lets weights come from memory at the rate that they
   // are used up.

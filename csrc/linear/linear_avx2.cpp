@@ -12,6 +12,7 @@ struct V {
   static constexpr int kLanes = 8, kFewRows = 6, kGroupRows = 6;
   static constexpr bool kPairs = false;
   static constexpr int max_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
+  static constexpr int tiles_alone(int rows, Dtype) { return max_tiles(rows); }
   static Vec zero() { return _mm256_setzero_ps(); }
   static Vec load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
@@ -21,10 +22,10 @@ struct V {
     const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
   }
+  // Two shifts, since a register for a mask is one too many.
   static Vec high(const char* p) {
     const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    return _mm256_castsi256_ps(_mm256_and_si256(raw, mask));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(raw, 16), 16));
   }
 };
 

@@ -34,8 +34,10 @@ struct Kernels {
   // begin at multiples of row_unit, and the last one is filled up to one with zeros (but for a few rows
   // alone).
   int few_rows, group_rows, row_unit;
-  // Tiles of outputs that one call of `run` takes, by rows of the group.
-  int max_tiles[kMaxRows + 1];
+  // Tiles of outputs that one call of `run` takes, by rows of the group: what is most with many groups,
+  // of which smaller ones take as many; and what is best for one group alone, which reads its weights
+  // from memory.
+  int max_tiles[kMaxRows + 1], tiles_alone[kMaxRows + 1];
   bool wide;  // activations are widened to float32
   // Activations lie in blocks of k, therein row groups. A group is [k][rows] numbers, or [k / 2][rows]
   // pairs of bfloat16 that stay narrow; with a row_unit, [rows / unit][k tiles][unit rows][64 bytes].

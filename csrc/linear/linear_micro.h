@@ -2,9 +2,9 @@
 // Included by the linear_<isa>.cpp files only; everything is in an unnamed namespace, so that no code
 // compiled for one instruction set is shared with another.
 //
-// V gives: Vec, kLanes, kFewRows, kGroupRows, max_tiles(rows), zero(), load(float*), store(float*, Vec),
-// set1(float), fma(a, b, c) = a * b + c, low(p) and high(p): the first and second numbers of the
-// bfloat16 pairs at p, as floats. With kPairs: dot(c, a, b) = c + the sum of two products a lane,
+// V gives: Vec, kLanes, kFewRows, kGroupRows, max_tiles(rows), tiles_alone(rows, dtype), zero(),
+// load(float*), store(float*, Vec), set1(float), fma(a, b, c) = a * b + c, low(p) and high(p): the first
+// and second numbers of the bfloat16 pairs at p, as floats. With kPairs: dot(c, a, b) = c + the sum of two products a lane,
 // pair(p): a pair spread over all lanes, raw(p).
 #pragma once
 
@@ -90,6 +90,8 @@ void micro_bf16(const Block& block) {
     run_block<V, M, NT>(block, [=](Vec(&acc)[M][NT * kVecs], const char* b, int64_t k) {
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
+        // One half after the other: the registers hold no weights of both.
+        __asm__ volatile("" ::: "memory");
         Vec w[NT * kVecs];
 #pragma GCC unroll 16
         for (int t = 0; t < NT; ++t)
@@ -147,7 +149,10 @@ constexpr Kernels make_kernels() {
   k.few_rows = V::kFewRows;
   k.group_rows = V::kGroupRows;
   k.row_unit = 1;
-  for (int m = 1; m <= MicroTable<V, D>::kMost; ++m) k.max_tiles[m] = V::max_tiles(m);
+  for (int m = 1; m <= MicroTable<V, D>::kMost; ++m) {
+    k.max_tiles[m] = V::max_tiles(m);
+    k.tiles_alone[m] = V::tiles_alone(m, D);
+  }
   k.wide = D == Dtype::bfloat16 && !V::kPairs;
   k.cache_bytes = int64_t{2} << 20;
   k.least_chunk_rows = 96;

@@ -16,6 +16,7 @@ struct V {
   static constexpr int kLanes = 4, kFewRows = 4, kGroupRows = 4;
   static constexpr bool kPairs = false;
   static constexpr int max_tiles(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int tiles_alone(int rows, Dtype) { return max_tiles(rows); }
   static Vec zero() { return Vec{0.0f, 0.0f, 0.0f, 0.0f}; }
   static Vec load(const float* p) {
     Vec v;
