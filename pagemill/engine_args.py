@@ -87,7 +87,8 @@ class EngineArgs:
     quantization: str | None = arg(
         None,
         "model",
-        "weight format that plain weights are brought to while they are loaded: int8, int4",
+        "weight format; default: the checkpoint's own. int8, int4: plain weights are brought to it "
+        "while they are loaded; none: plain weights, also of a .gguf file",
     )
     max_model_len: int | None = arg(
         None, "model", "longest context in tokens; default: the checkpoint's"

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from pagemill import env
 from pagemill.checkpoint import open_checkpoint
+from pagemill.checkpoint.base import Stored
 from pagemill.checkpoint.gguf_reader import read_metadata
 from pagemill.tokenizer import load_tokenizer
 from pagemill.tokenizer.fast import FastTokenizer
@@ -30,10 +32,11 @@ def write_hf_folder(gguf: Path, folder: Path) -> Path:
     """Convert a GGUF to a folder that transformers loads: float32 safetensors, configs, tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = open_checkpoint(gguf)
-    weights = {name: tensor.float().contiguous() for name, tensor in checkpoint.tensors()}
+    weights = {name: plain(stored).float().contiguous() for name, stored in checkpoint.tensors()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
     configs = {
-        "config.json": {**checkpoint.config, "dtype": "float32"},
+        "config.json": {**config, "dtype": "float32"},
         "generation_config.json": checkpoint.generation_config,
     }
     for name, content in configs.items():
@@ -43,6 +46,11 @@ def write_hf_folder(gguf: Path, folder: Path) -> Path:
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(gguf)))
     return folder
+
+
+def plain(stored: Stored) -> Tensor:
+    """Return what a checkpoint hands out as numbers."""
+    return stored if isinstance(stored, Tensor) else stored.dequantized()
 
 
 def _tokenizer_config(gguf: Path) -> dict[str, Any]:

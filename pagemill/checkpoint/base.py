@@ -9,10 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class RowSource(Protocol):
+    """A matrix whose numbers are made from the mapped file when they are wanted."""
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    @property
+    def transposed(self) -> bool:
+        """Return whether the tensor that the names promise is the transpose of these rows."""
+        ...
+
+    def values(self, start: int, stop: int) -> Tensor:
+        """Return rows start:stop as float32 [stop - start, columns]."""
+        ...
+
+    def dequantized(self) -> Tensor:
+        """Return the whole tensor as float32."""
+        ...
+
+
+Stored: TypeAlias = "Tensor | RowSource"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +62,6 @@ class Checkpoint(Protocol):
         """Return every tensor by its Hugging Face name, without reading data."""
         ...
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor once: a view of the mapped file, or a dequantized copy (float32)."""
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """Yield each tensor once: a view of the mapped file, or rows of it that are read on demand."""
         ...

@@ -22,7 +22,7 @@ from typing import Any
 from pagemill.checkpoint import gguf_names
 from pagemill.checkpoint.gguf_fields import Fields
 from pagemill.checkpoint.gguf_names import Heads, NameTable
-from pagemill.checkpoint.gguf_reader import GGUFFile, read_gguf
+from pagemill.checkpoint.gguf_reader import PLAIN_BYTES, GGUFFile, read_gguf
 from pagemill.errors import CheckpointError
 
 Config = dict[str, Any]
@@ -77,6 +77,9 @@ def make_configs(file: GGUFFile) -> tuple[Config, Config]:
         "dtype": _dtype(file),
         **entry.read_config(fields),
     }
+    types = _block_types(file, entry.names, heads_of(config))
+    if types:
+        config["quantization_config"] = {"quant_method": "gguf", "types": types}
     bos = fields.token_id("tokenizer.ggml.bos_token_id", vocab_size)
     pad = fields.token_id("tokenizer.ggml.padding_token_id", vocab_size)
     ends = _end_token_ids(fields, vocab_size)
@@ -89,6 +92,16 @@ def make_configs(file: GGUFFile) -> tuple[Config, Config]:
         if value is not None:
             generation[name] = value
     return config | tokens, generation
+
+
+def _block_types(file: GGUFFile, names: NameTable, heads: Heads) -> dict[str, str]:
+    """Return the types of the matrices whose numbers lie in blocks, by module of Hugging Face's."""
+    return {
+        entry.name.removesuffix(".weight"): tensor.type_name
+        for entry in gguf_names.rename(file, names, heads)
+        for tensor in [file.tensors[entry.source]]
+        if len(tensor.shape) == 2 and tensor.type_name not in PLAIN_BYTES
+    }
 
 
 def heads_of(config: Mapping[str, Any]) -> Heads:

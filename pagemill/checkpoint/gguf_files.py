@@ -1,7 +1,7 @@
 """Models as one .gguf file, under Hugging Face's names, keys and layouts.
 
-Owns the mapping of the file. Plain tensors are views of it; quantized ones become float32 copies, one at
-a time. Called by `open_checkpoint`.
+Owns the mapping of the file. Plain tensors are views of it, quantized matrices rows of blocks in it.
+Called by `open_checkpoint`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagemill.checkpoint.base import TensorInfo
+from pagemill.checkpoint.base import Stored, TensorInfo
 from pagemill.checkpoint.gguf_config import architecture_of, heads_of, make_configs
-from pagemill.checkpoint.gguf_names import rename
+from pagemill.checkpoint.gguf_names import MATRIX_UNDOS, Undo, rename, transpose
 from pagemill.checkpoint.gguf_quants import dequantize, require_supported
-from pagemill.checkpoint.gguf_reader import GGUFTensor, read_gguf
+from pagemill.checkpoint.gguf_reader import PLAIN_BYTES, GGUFTensor, read_gguf
 from pagemill.errors import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
-
-# Types that are handed out as views, with the bytes of an element.
-_PLAIN = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 class GGUFCheckpoint:
@@ -50,8 +47,8 @@ class GGUFCheckpoint:
             for source in [self._file.tensors[entry.source]]
         }
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor once: F32, F16 and BF16 in their dtypes, quantized ones as float32."""
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """Yield each tensor once: F32, F16 and BF16 as views, matrices of blocks as BlockTensor."""
         import numpy as np
 
         if self._file.path.stat().st_size < self._file.size_bytes:
@@ -61,15 +58,36 @@ class GGUFCheckpoint:
         for entry in self._renamed:
             source = self._file.tensors[entry.source]
             raw = mapped[source.offset : source.offset + source.size_bytes]
+            in_blocks = source.type_name not in PLAIN_BYTES and len(source.shape) == 2
+            if in_blocks and (entry.undo is None or entry.undo in MATRIX_UNDOS):
+                yield entry.name, self._blocks(raw, source, entry.undo)
+                continue
             tensor = _to_torch(raw, source)
             yield entry.name, tensor if entry.undo is None else entry.undo(tensor, self._heads)
+
+    def _blocks(self, raw: NDArray[np.uint8], source: GGUFTensor, undo: Undo | None) -> Stored:
+        """Return a matrix in its blocks; the converter's layout change becomes an order of rows."""
+        from pagemill.checkpoint.gguf_blocks import BlockTensor
+
+        rows, columns = source.shape
+        transposed = undo is transpose
+        order = None
+        if undo is not None and not transposed:
+            order = self._row_order(rows, undo)
+        return BlockTensor(source.type_name, raw.reshape(rows, -1), columns, order, transposed)
+
+    def _row_order(self, rows: int, undo: Undo) -> NDArray[np.int64]:
+        import torch
+
+        order: NDArray[np.int64] = undo(torch.arange(rows), self._heads).numpy()
+        return order
 
 
 def _to_torch(raw: NDArray[np.uint8], source: GGUFTensor) -> Tensor:
     """Return a tensor's bytes as torch's: [source.shape]."""
     import torch
 
-    if _PLAIN.get(source.type_name) and source.offset % _PLAIN[source.type_name] == 0:
+    if PLAIN_BYTES.get(source.type_name) and source.offset % PLAIN_BYTES[source.type_name] == 0:
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         return torch.from_numpy(raw).view(dtype[source.type_name]).reshape(source.shape)
     return torch.from_numpy(dequantize(raw, source.type_name, source.shape))

@@ -86,6 +86,10 @@ def subtract_one(weight: Tensor, heads: Heads) -> Tensor:
     return weight - 1.0
 
 
+# Those that leave whole rows whole: an order of rows, or the transpose.
+MATRIX_UNDOS: frozenset[Undo] = frozenset(
+    {unpermute_query, unpermute_key, interleave_qkv, transpose}
+)
 # Rows must divide by this many, given the heads.
 _ROW_UNITS: dict[Undo, Callable[[Heads], int]] = {
     unpermute_query: lambda heads: 2 * heads.query,

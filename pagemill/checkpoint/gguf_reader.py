@@ -52,6 +52,9 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     41: ("Q1_0", 128, 18),
 }  # fmt: skip
 
+# Types whose elements are plain numbers, with their bytes.
+PLAIN_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:

@@ -31,10 +31,10 @@ from pagemill.engine.argument_checks import check_arguments
 from pagemill.engine.generation_defaults import end_token_ids, sampling_defaults
 from pagemill.engine.tokenizer_source import read_tokenizer, tokenizer_path
 from pagemill.engine_args import EngineArgs
-from pagemill.errors import CheckpointError, ConfigError, NotSupportedError
+from pagemill.errors import CheckpointError, ConfigError, NotSupportedError, UnknownNameError
 from pagemill.executor import EXECUTORS
 from pagemill.models import MODELS
-from pagemill.quant import QUANT_METHODS
+from pagemill.quant import CHECKPOINT_SCHEMES, QUANT_METHODS, find_settings
 from pagemill.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def _model(
             f"config.json of {path} has no model_type; known: {', '.join(MODELS.names())}"
         )
     shape = MODELS.load(model_type).read_shape(hf_config)
+    load_format = _load_format(args, path, notes)
     defaults = sampling_defaults(args, generation)
     if defaults:
         notes.say("sampling defaults", defaults, "from the model's generation_config.json")
@@ -126,13 +127,13 @@ def _model(
         tokenizer=str(path if args.tokenizer is None else tokenizer_path(args)),
         skip_tokenizer_init=args.skip_tokenizer_init,
         served_model_name=args.served_model_name or args.model,
-        load_format=_load_format(args, path, notes),
+        load_format=load_format,
         model_type=model_type,
         hf_config=hf_config,
         generation_config=defaults,
         shape=shape,
         dtype=_dtype(args, device, hf_config, notes),
-        quantization=_quantization(args, hf_config),
+        quantization=_quantization(args, hf_config, checkpoint_format(path), notes),
         max_model_len=_max_model_len(
             args, MODELS.load(model_type).context_lengths(hf_config), notes
         ),
@@ -165,27 +166,81 @@ def _dtype(args: EngineArgs, device: Device, hf_config: dict[str, Any], notes: _
     return settled
 
 
-def _quantization(args: EngineArgs, hf_config: dict[str, Any]) -> str | None:
-    """Return the weight format; one that the checkpoint names is refused by its name.
+def _quantization(
+    args: EngineArgs, hf_config: dict[str, Any], found: str, notes: _Notes
+) -> str | None:
+    """Return the weight format: the checkpoint's own, one made while loading, or None for plain ones.
 
-    Such files may hold tensors of the right names and shapes whose numbers mean something else.
+    The format's settings are checked here as well, before anything is loaded.
     """
-    text = hf_config.get("text_config")
-    for source in (hf_config, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
-            found = source.get(key)
-            if found is None:
-                continue
-            method = found.get("quant_method") if isinstance(found, dict) else found
-            raise NotSupportedError(
-                f"the weights of this checkpoint are quantized ({key} of config.json: "
-                f"{method or 'compressed-tensors'}), and this version reads safetensors in float32, "
-                "bfloat16 and float16 only; use the original model, or a GGUF file. Weights that were "
-                f'dequantized load with hf_overrides {{"{key}": null}}'
+    key, settings = find_settings(hf_config)
+    asked = None if args.quantization == "auto" else args.quantization
+    if asked is not None and asked not in CHECKPOINT_SCHEMES and asked not in QUANT_METHODS:
+        raise UnknownNameError(
+            f"unknown quantization {asked!r}; made while loading: {', '.join(QUANT_METHODS.names())}; "
+            f"read from checkpoints: {', '.join(CHECKPOINT_SCHEMES.names())}"
+        )
+    if settings is None:
+        if asked in CHECKPOINT_SCHEMES:
+            raise ConfigError(
+                f"quantization is {asked!r}, but config.json of this checkpoint has no "
+                "quantization_config: its weights are plain. Leave it out, or choose one of "
+                f"{', '.join(QUANT_METHODS.names())}, which are made while loading"
             )
-    if args.quantization is not None:
-        QUANT_METHODS.load(args.quantization)  # an unknown name lists the known ones
-    return args.quantization
+        return None if asked == "none" else asked
+    method = _method_of(key, settings)
+    CHECKPOINT_SCHEMES.load(method)(settings)  # refuses what it cannot read
+    if method == "gguf":
+        return _of_blocks(asked, found, notes)
+    if asked not in (None, method):
+        raise ConfigError(
+            f"quantization is {asked!r}, but the weights of this checkpoint are quantized already, as "
+            f"{method!r} ({key} of config.json); leave quantization out"
+        )
+    notes.say("quantization", method, f"{key} of config.json")
+    return method
+
+
+def _of_blocks(asked: str | None, found: str, notes: _Notes) -> str | None:
+    """Return the weight format for a .gguf file in blocks, which can also become plain weights."""
+    if found != "gguf":
+        raise CheckpointError(
+            f"quantization_config of config.json names quant_method 'gguf', which belongs to .gguf files, "
+            f"but the weights are {found}"
+        )
+    if asked in QUANT_METHODS:
+        notes.say("quantization", asked, "asked for; the file's blocks become plain weights first")
+        return None if asked == "none" else asked
+    if asked not in (None, "gguf"):
+        raise ConfigError(
+            f"quantization is {asked!r}, but this checkpoint is a .gguf file in blocks ('gguf'); leave "
+            "quantization out, or set it to 'none' for plain weights"
+        )
+    if asked is None and native.extension() is None:
+        notes.say("quantization", "none", "without native kernels plain weights are faster")
+        return None
+    notes.say(
+        "quantization", "gguf", "the file's blocks stay as they are; 'none' for plain weights"
+    )
+    return "gguf"
+
+
+def _method_of(key: str, settings: object) -> str:
+    """Return the name of a checkpoint's format; an unknown one lists the known ones."""
+    method: object = settings
+    if isinstance(settings, dict):
+        method = settings.get("quant_method")
+        if method is None and "config_groups" in settings:
+            method = "compressed-tensors"
+    if not isinstance(settings, dict) or method not in CHECKPOINT_SCHEMES:
+        named = "no quant_method" if method is None else f"{method!r}"
+        raise NotSupportedError(
+            f"the weights of this checkpoint are quantized ({key} of config.json: {named}), and this "
+            f"version reads {', '.join(CHECKPOINT_SCHEMES.names())}; use the original model, or one "
+            "quantized to these. Weights that were dequantized load with hf_overrides "
+            f'{{"{key}": null}}'
+        )
+    return str(method)
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> tuple[str, str]:

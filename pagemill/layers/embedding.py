@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagemill.layers.base import Build
-from pagemill.quant.base import LinearShape, RandomWeights, Target
+from pagemill.quant.base import AnyTarget, LayerPart, LinearShape, ModuleName, RandomWeights, Target
 
 
 class TokenEmbedding(nn.Module):
@@ -24,18 +25,26 @@ class TokenEmbedding(nn.Module):
         # Rounded to the model's dtype first, as the published code does.
         self.scale = None if scale is None else float(torch.tensor(scale, dtype=build.dtype))
 
+    def adopt(self, names: Mapping[str, ModuleName], build: Build) -> None:
+        """Take the weight format of this layer, now that its name in checkpoints is known."""
+        _adopt(self, names, build)
+
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return [num_tokens, size] of token_ids [num_tokens] int64: a fresh tensor."""
         rows = self.quant.rows(self, token_ids)
         return rows if self.scale is None else self.ops.scale(rows, self.scale)
 
-    def targets(self, part: str) -> dict[str, Target]:
+    def targets(self, part: str) -> Mapping[str, AnyTarget]:
         """Return the matrix."""
         return self.quant.targets(self, 0, self.shape.out_features)
 
     def randomize(self, weights: RandomWeights) -> None:
         """Fill with small numbers."""
-        weights.fill(cast(Tensor, self.weight), 1.0 if self.scale is None else 1.0 / self.scale)
+        plain = cast("Tensor | None", self.weight)
+        if plain is None:
+            self.quant.randomize(self, weights)
+        else:
+            weights.fill(plain, 1.0 if self.scale is None else 1.0 / self.scale)
 
 
 class LearnedPositions(nn.Module):
@@ -51,7 +60,7 @@ class LearnedPositions(nn.Module):
         rows = positions + self.offset if self.offset else positions
         return F.embedding(rows, self.weight)
 
-    def targets(self, part: str) -> dict[str, Target]:
+    def targets(self, part: str) -> Mapping[str, AnyTarget]:
         """Return the matrix."""
         return {"weight": Target.of(self.weight)}
 
@@ -77,9 +86,15 @@ class Head(nn.Module):
         if not tied:
             self.quant.create_weights(self, self.shape, build.dtype, build.device)
 
+    def adopt(self, names: Mapping[str, ModuleName], build: Build) -> None:
+        """Take the weight format of this layer; a tied one has the embedding's."""
+        if not self.tied:
+            _adopt(self, names, build)
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] of hidden [rows, size]."""
-        logits = self.quant.apply(self._owner(), hidden, out_dtype=torch.float32)
+        owner = self._owner()
+        logits = owner.quant.apply(owner, hidden, out_dtype=torch.float32)
         return logits if self.softcap is None else self.ops.soft_cap(logits, self.softcap)
 
     def tie(self) -> None:
@@ -88,10 +103,14 @@ class Head(nn.Module):
         self.tied = True
 
     def finish(self) -> None:
-        """Bring the matrix, the embedding's where it is tied, into the form that it is used in."""
-        self.quant.finish(self._owner())
+        """Bring the matrix, and the embedding's, into the form that they are used in."""
+        owner = self._owner()
+        owner.quant.finish(owner)
+        embedding = self._embedding[0]
+        if owner is not embedding:
+            embedding.quant.finish_lookup(embedding)
 
-    def targets(self, part: str) -> dict[str, Target]:
+    def targets(self, part: str) -> Mapping[str, AnyTarget]:
         """Return the matrix; nothing when tied."""
         if self.tied:
             return {}
@@ -102,5 +121,15 @@ class Head(nn.Module):
         if not self.tied:
             self.quant.randomize(self, weights)
 
-    def _owner(self) -> nn.Module:
+    def _owner(self) -> TokenEmbedding | Head:
         return self._embedding[0] if self.tied else self
+
+
+def _adopt(layer: TokenEmbedding | Head, names: Mapping[str, ModuleName], build: Build) -> None:
+    lookup = isinstance(layer, TokenEmbedding)
+    rows = layer.shape.out_features
+    parts = [LayerPart(name, 0, rows, lookup=lookup) for name in names.values()]
+    method = layer.quant.for_layer(layer.shape, parts)
+    if method is not layer.quant:
+        layer.quant = method
+        method.create_weights(layer, layer.shape, build.dtype, build.device)

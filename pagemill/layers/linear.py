@@ -6,10 +6,13 @@ its own. Called by `layers.attention`, `layers.mlp` and the models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
 
 from pagemill.layers.base import Build
-from pagemill.quant.base import LinearShape, RandomWeights, Target
+from pagemill.quant.base import AnyTarget, LayerPart, LinearShape, ModuleName, RandomWeights
 
 
 class Linear(nn.Module):
@@ -40,6 +43,14 @@ class Linear(nn.Module):
         self.quant = build.quant
         self.quant.create_weights(self, self.shape, build.dtype, build.device)
 
+    def adopt(self, names: Mapping[str, ModuleName], build: Build) -> None:
+        """Take the weight format of this layer, now that its parts' names in checkpoints are known."""
+        parts = [self._part(part, name) for part, name in names.items()]
+        method = self.quant.for_layer(self.shape, sorted(parts, key=lambda part: part.start))
+        if method is not self.quant:
+            self.quant = method
+            method.create_weights(self, self.shape, build.dtype, build.device)
+
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Return [num_tokens, out_features] of x [num_tokens, in_features].
 
@@ -52,23 +63,26 @@ class Linear(nn.Module):
         self.quant.finish(self)
 
     def peak_bytes_per_token(self) -> int:
-        """Return the bytes of the output; the weight format adds nothing."""
-        return self.shape.out_features * self.itemsize
+        """Return the most temporary memory, output included."""
+        output = self.shape.out_features * self.itemsize
+        return output + self.quant.extra_bytes_per_token(self)
 
-    def targets(self, part: str) -> dict[str, Target]:
+    def targets(self, part: str) -> Mapping[str, AnyTarget]:
         """Return the targets of one projection, or of the whole layer."""
         start, stop = self.rows.get(part, (0, self.shape.out_features))
         found = self.quant.targets(self, start, stop)
         if part == "transposed":
-            return {
-                suffix: target.arranged(lambda view: view.t()) for suffix, target in found.items()
-            }
+            return {suffix: target.transposed() for suffix, target in found.items()}
         assert part in self.rows or part == "", f"the layer has no part {part!r}"
         return found
 
     def randomize(self, weights: RandomWeights) -> None:
         """Fill with made-up weights."""
         self.quant.randomize(self, weights)
+
+    def _part(self, part: str, name: ModuleName) -> LayerPart:
+        start, stop = self.rows.get(part, (0, self.shape.out_features))
+        return LayerPart(name, start, stop, transposed=part == "transposed")
 
 
 class GatedLinear(Linear):
@@ -80,7 +94,7 @@ class GatedLinear(Linear):
         """`activation` is a key of ops.reference.ACTIVATIONS."""
         rows = {"gate": size, "up": size}
         super().__init__(in_features, rows, build, bias=bias, gate=activation)
-        self.peak_outputs = build.quant.gated_outputs(activation)
+        self.activation = activation
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Return [num_tokens, size] of x [num_tokens, in_features]."""
@@ -89,7 +103,9 @@ class GatedLinear(Linear):
 
     def peak_bytes_per_token(self) -> int:
         """Return the most temporary memory, output included."""
-        return self.peak_outputs * (self.shape.out_features // 2) * self.itemsize
+        results = self.quant.gated_outputs(self.activation)
+        outputs = results * (self.shape.out_features // 2) * self.itemsize
+        return outputs + self.quant.extra_bytes_per_token(self)
 
 
 class QKVLinear(Linear):
@@ -106,12 +122,16 @@ class QKVLinear(Linear):
         super().__init__(in_features, rows, build, bias=bias)
         self.num_heads = num_heads
 
-    def targets(self, part: str) -> dict[str, Target]:
+    def targets(self, part: str) -> Mapping[str, AnyTarget]:
         """Return the targets of one projection, or of all three."""
         if part != "by_head":
             return super().targets(part)
-        found = {}
-        for suffix, target in super().targets("").items():
-            split = target.view.view(3, self.num_heads, -1, *target.shape[1:])
-            found[suffix] = Target(split.transpose(0, 1), target.shape)
-        return found
+        whole = super().targets("")
+        return {suffix: target.by_head(3, self.num_heads) for suffix, target in whole.items()}
+
+    def _part(self, part: str, name: ModuleName) -> LayerPart:
+        if part != "by_head":
+            return super()._part(part, name)
+        rows = self.shape.out_features
+        by_head = torch.arange(rows).view(self.num_heads, 3, -1)
+        return LayerPart(name, 0, rows, row_order=by_head.transpose(0, 1).reshape(-1))

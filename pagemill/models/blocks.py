@@ -24,7 +24,7 @@ from pagemill.layers.rope import Rope, make_rope, rope_settings, stretched_conte
 from pagemill.models.config_reader import FULL, ConfigReader
 from pagemill.models.weight_map import WeightMap
 from pagemill.ops.base import Rotation
-from pagemill.quant.base import Target
+from pagemill.quant.base import AnyTarget
 
 FeedForward = MLP | GatedMLP
 
@@ -217,7 +217,7 @@ class DecoderLM(nn.Module):
         """Return one spec a layer."""
         return tuple(layer.attention.spec for layer in self._layers())
 
-    def expected_tensors(self) -> dict[str, Target]:
+    def expected_tensors(self) -> dict[str, AnyTarget]:
         """Return where each tensor of a checkpoint goes, by its normalized name."""
         return self.weight_map.expected(self, len(self.layers))
 

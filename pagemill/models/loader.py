@@ -10,6 +10,7 @@ weights plus one layer. Called by the worker (`load_model`) and the memory plan
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -19,14 +20,21 @@ from pagemill.checkpoint.base import Checkpoint
 from pagemill.config import ModelConfig
 from pagemill.errors import CheckpointError
 from pagemill.layers.base import Build
+from pagemill.layers.embedding import Head, TokenEmbedding
 from pagemill.layers.linear import Linear
 from pagemill.log import get_logger
 from pagemill.models import MODELS
 from pagemill.models.blocks import DecoderLM
 from pagemill.models.weight_map import match
 from pagemill.ops import LAYER_OPS
-from pagemill.quant import DENSE_METHODS, QUANT_METHODS
-from pagemill.quant.base import Loadable, RandomWeights, Target
+from pagemill.quant import (
+    CHECKPOINT_SCHEMES,
+    DENSE_METHODS,
+    QUANT_METHODS,
+    stored_settings,
+)
+from pagemill.quant.base import AnyTarget, Loadable, QuantMethod, RandomWeights
+from pagemill.quant.stored import StoredWeights
 
 logger = get_logger(__name__)
 
@@ -74,12 +82,27 @@ def build_meta_model(config: ModelConfig, *, dense: str = "torch") -> DecoderLM:
 
 
 def _build(config: ModelConfig, device: torch.device, dense: str, *, tied: bool) -> DecoderLM:
-    asked = config.quantization
-    quant = (DENSE_METHODS.load(dense) if asked is None else QUANT_METHODS.load(asked))()
     model_class = MODELS.load(config.model_type)
     model_class.read_shape(config.hf_config)
-    build = Build(_DTYPES[config.dtype], device, quant, LAYER_OPS.load(dense)())
-    return model_class(config, build, tied=tied)
+    build = Build(
+        _DTYPES[config.dtype], device, _quant_method(config, dense), LAYER_OPS.load(dense)()
+    )
+    model = model_class(config, build, tied=tied)
+    for module, names in model.weight_map.names(model, len(model.layers)):
+        if isinstance(module, (Linear, TokenEmbedding, Head)):
+            module.adopt(names, build)
+    return model
+
+
+def _quant_method(config: ModelConfig, dense: str) -> QuantMethod:
+    """Return the weight format: of a quantized checkpoint, made while loading, or dense."""
+    asked = config.quantization
+    plain = DENSE_METHODS.load(dense)()
+    if asked is not None and asked in CHECKPOINT_SCHEMES:
+        return StoredWeights(
+            CHECKPOINT_SCHEMES.load(asked)(stored_settings(config.hf_config)), plain
+        )
+    return plain if asked in (None, "none") else QUANT_METHODS.load(asked)()
 
 
 def _build_from(
@@ -92,13 +115,13 @@ def _build_from(
     embedding, head = f"{weight_map.embedding}.weight", f"{weight_map.head}.weight"
     # A file may bring a head although the configuration ties it: both are loaded and then compared.
     both = wants_tied and embedding in plain and head in plain
-    model = _build(config, device, dense, tied=wants_tied and not both)
-    expected = model.expected_tensors()
-    if wants_tied and embedding not in plain and head in plain:
-        expected[head] = expected.pop(embedding)
-    targets = match(weight_map, expected, infos, str(checkpoint.path))
+    tied = wants_tied and not both
+    head_alone = wants_tied and embedding not in plain and head in plain
+    # Without memory first: sizes that belong to no file must not take any.
+    _match(_build(config, torch.device("meta"), dense, tied=tied), checkpoint, head_alone)
+    model = _build(config, device, dense, tied=tied)
     # From here on a target is held once: the rows of a packed layer go with its last one.
-    del expected
+    targets = _match(model, checkpoint, head_alone)
     _fill(checkpoint, targets)
     if both:
         _settle_head(model)
@@ -106,7 +129,17 @@ def _build_from(
     return model
 
 
-def _fill(checkpoint: Checkpoint, targets: dict[str, Target]) -> None:
+def _match(model: DecoderLM, checkpoint: Checkpoint, head_alone: bool) -> dict[str, AnyTarget]:
+    """Return the target of each tensor in the files; `head_alone`: a tied matrix is called the head."""
+    expected, names = model.expected_tensors(), model.weight_map
+    if head_alone:
+        expected[f"{names.head}.weight"] = expected.pop(f"{names.embedding}.weight")
+    quant = model.build.quant
+    ignored = quant.scheme.ignored if isinstance(quant, StoredWeights) else ()
+    return match(names, expected, checkpoint.infos(), str(checkpoint.path), ignored=ignored)
+
+
+def _fill(checkpoint: Checkpoint, targets: dict[str, AnyTarget]) -> None:
     """Copy every tensor into its place, using up `targets`; finish each layer with its last one."""
     filled: set[str] = set()
     waiting = Counter(id(target.owner) for target in targets.values())
@@ -139,6 +172,8 @@ def _finish(module: object) -> None:
 def _settle_head(model: DecoderLM) -> None:
     """Tie a head that was loaded on its own although the configuration ties it, if it is equal."""
     head = model.head
+    if head.weight is None or model.embedding.weight is None:
+        return  # one of them is quantized, so they are not one matrix
     if torch.equal(cast(Tensor, head.weight), cast(Tensor, model.embedding.weight)):
         head.tie()
         return
@@ -151,11 +186,20 @@ def _settle_head(model: DecoderLM) -> None:
 def _randomize(model: DecoderLM) -> None:
     weights = RandomWeights(_DUMMY_SEED, model.build.dtype, model.build.device)
     with torch.no_grad():
-        for module in model.modules():
-            if next(module.parameters(recurse=False), None) is not None:
-                _as_loadable(module).randomize(weights)
-                _finish(module)
+        for module in list(_with_weights(model)):
+            _as_loadable(module).randomize(weights)
+            _finish(module)
     model.head.finish()
+
+
+def _with_weights(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the modules that have weights; what a weight format keeps inside one is its own."""
+    in_format = isinstance(module, (Linear, TokenEmbedding, Head))
+    if in_format or next(module.parameters(recurse=False), None) is not None:
+        yield module
+    if not in_format:
+        for child in module.children():
+            yield from _with_weights(child)
 
 
 def _as_loadable(module: torch.nn.Module) -> Loadable:

@@ -9,7 +9,7 @@ a type that only a quantized format explains. Called by
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,12 +17,10 @@ from torch import nn
 
 from pagemill.checkpoint.base import TensorInfo
 from pagemill.errors import CheckpointError
-from pagemill.quant.base import Loadable, Target
+from pagemill.quant.base import AnyTarget, Loadable, ModuleName
 
 # Names listed of each kind of trouble; the rest is counted.
 _MOST_NAMES = 12
-# The types of numbers that are no weights by themselves; cast, they would load and mean nothing.
-_NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64|F8_.*|F6_.*|F4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,54 +50,75 @@ class WeightMap:
         module, _, suffix = name.rpartition(".")
         return f"{dict(self.aliases).get(module, module)}.{suffix}"
 
-    def expected(self, model: nn.Module, num_layers: int) -> dict[str, Target]:
+    def expected(self, model: nn.Module, num_layers: int) -> dict[str, AnyTarget]:
         """Return where each tensor goes, by normalized name."""
-        found: dict[str, Target] = {}
+        found: dict[str, AnyTarget] = {}
+        for name, module, part in self._places(model, num_layers):
+            for suffix, target in module.targets(part).items():
+                found[f"{name}.{suffix}"] = replace(target, owner=module)
+        return found
+
+    def names(
+        self, model: nn.Module, num_layers: int
+    ) -> list[tuple[Loadable, dict[str, ModuleName]]]:
+        """Return the model's modules with the names of their parts in checkpoints."""
+        found: dict[int, tuple[Loadable, dict[str, ModuleName]]] = {}
+        for name, module, part in self._places(model, num_layers):
+            parts = found.setdefault(id(module), (module, {}))[1]
+            parts[part] = ModuleName(name, (name, *(prefix + name for prefix in self.prefixes)))
+        return list(found.values())
+
+    def _places(self, model: nn.Module, num_layers: int) -> Iterator[tuple[str, Loadable, str]]:
+        """Yield each module's name in the checkpoint, our module, and the part of it."""
         for name, place in self.modules.items():
             path, _, part = place.partition(":")
             for index in range(num_layers if "{}" in name else 1):
                 module = _find(model, path.format(index))
-                if module is None:
-                    continue
-                for suffix, target in module.targets(part).items():
-                    found[f"{name.format(index)}.{suffix}"] = replace(target, owner=module)
-        return found
+                if module is not None:
+                    yield name.format(index), module, part
 
 
 def match(
     weight_map: WeightMap,
-    expected: Mapping[str, Target],
+    expected: Mapping[str, AnyTarget],
     infos: Mapping[str, TensorInfo],
     where: str,
-) -> dict[str, Target]:
+    *,
+    ignored: Collection[str] = (),
+) -> dict[str, AnyTarget]:
     """Return the target of each tensor of the files that has one.
+
+    `ignored` are further patterns of names without weights, those of a quantized format.
 
     Raises CheckpointError listing the missing, unknown, doubled, misshapen and quantized names.
     """
-    targets: dict[str, Target] = {}
+    targets: dict[str, AnyTarget] = {}
     given: dict[str, str] = {}
-    doubled, unknown, misshapen, encoded = [], [], [], []
+    doubled, unknown, misshapen, mistyped = [], [], [], []
     for name, info in infos.items():
         plain = weight_map.normalize(name)
         if plain is None:
             continue
         target = expected.get(plain)
         if target is None:
-            unknown.append(name)
+            if not any(re.fullmatch(pattern, plain) for pattern in ignored):
+                unknown.append(name)
         elif plain in given:
             doubled.append(f"{given[plain]} and {name}")
         else:
             given[plain] = name
             targets[name] = target
-            if tuple(info.shape) != target.shape:
-                misshapen.append(f"{name} is {list(info.shape)}, needed {list(target.shape)}")
-            if _NO_WEIGHTS.fullmatch(info.dtype):
-                encoded.append(f"{name} is {info.dtype}")
-    missing = [name for name in expected if name not in given]
+            wrong = target.wrong_shape(tuple(info.shape))
+            if wrong is not None:
+                misshapen.append(f"{name} is {list(info.shape)}, {wrong}")
+            wrong = target.wrong_type(info.dtype)
+            if wrong is not None:
+                mistyped.append(f"{name} is {info.dtype}, {wrong}")
+    missing = [name for name in expected if name not in given and not expected[name].optional]
     troubles = {
         "missing": missing,
         "of the wrong shape": misshapen,
-        "of a type that holds no plain weights": encoded,
+        "of the wrong type": mistyped,
         "there twice": doubled,
         "unknown to this architecture": unknown,
     }

@@ -7,12 +7,20 @@ move and count like any other. Also here: what every loadable layer offers the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from pagemill.checkpoint.base import RowSource, Stored
+
+# The types of numbers that are no weights by themselves; cast, they would load and mean nothing.
+_NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64|F8_.*|F6_.*|F4")
+# Elements that a source of rows makes at a time on their way into a parameter.
+_SLICE_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +31,87 @@ class Target:
     shape: tuple[int, ...]  # that the file must have; expands or reshapes to the view's
     owner: Loadable | None = None  # whose parameter it is, set by the weight map
 
+    @property
+    def optional(self) -> bool:
+        """Return whether files may lack the tensor."""
+        return False
+
     @staticmethod
     def of(view: Tensor) -> Target:
         """Return the target of a file tensor that has the view's own shape."""
         return Target(view, tuple(view.shape))
 
-    def arranged(self, arrange: Callable[[Tensor], Tensor]) -> Target:
-        """Return the target of a file that holds the same elements in another arrangement."""
-        view = arrange(self.view)
+    def transposed(self) -> Target:
+        """Return the target of a file that holds the matrix as [in, out]; others stay."""
+        view = self.view.t() if self.view.dim() == 2 else self.view
         return Target(view, tuple(view.shape))
 
-    def fill(self, tensor: Tensor) -> None:
-        """Cast and copy `tensor`, whose shape was checked, into the parameter."""
-        if tensor.numel() == self.view.numel():
-            self.view.copy_(tensor.reshape(self.view.shape))
+    def by_head(self, parts: int, num_heads: int) -> Target:
+        """Return the target of a file whose rows lie head by head, each head's parts together."""
+        split = self.view.view(parts, num_heads, -1, *self.shape[1:])
+        return Target(split.transpose(0, 1), self.shape)
+
+    def wrong_shape(self, shape: tuple[int, ...]) -> str | None:
+        """Return what the file's shape should be, or None when it is."""
+        return None if shape == self.shape else f"needed {list(self.shape)}"
+
+    def wrong_type(self, dtype: str) -> str | None:
+        """Return why tensors of a type cannot be taken, or None when they can."""
+        return "it holds no plain weights" if _NO_WEIGHTS.fullmatch(dtype) else None
+
+    def fill(self, stored: Stored) -> None:
+        """Cast and copy what is stored, whose shape was checked, into the parameter."""
+        if not isinstance(stored, Tensor):
+            self._fill_rows(stored)
+        elif stored.numel() == self.view.numel():
+            self.view.copy_(stored.reshape(self.view.shape))
         else:
-            self.view.copy_(tensor.expand(self.view.shape))
+            self.view.copy_(stored.expand(self.view.shape))
+
+    def _fill_rows(self, source: RowSource) -> None:
+        """Copy some rows at a time, so that the source never stands there whole."""
+        view = self.view.t() if source.transposed else self.view
+        rows = source.rows // view.shape[0]  # of the file, for one along the view's first dimension
+        step = max(1, _SLICE_ELEMENTS // max(1, view[0].numel()))
+        for start in range(0, view.shape[0], step):
+            part = view[start : start + step]
+            part.copy_(source.values(start * rows, (start + len(part)) * rows).view(part.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class RawTarget:
+    """Where one tensor of a quantized matrix waits, as the file has it, until its layer is packed."""
+
+    name: str  # under which it waits
+    waiting: dict[str, Stored]
+    shapes: tuple[tuple[int, ...], ...]  # that the file may have
+    dtypes: tuple[str, ...]  # types, as the file calls them
+    optional: bool = False
+    owner: Loadable | None = None
+
+    def transposed(self) -> RawTarget:
+        """Return itself: the format of the matrix knows how its tensors lie."""
+        return self
+
+    def by_head(self, parts: int, num_heads: int) -> RawTarget:
+        """Return itself: the format of the matrix knows the order of its rows."""
+        return self
+
+    def wrong_shape(self, shape: tuple[int, ...]) -> str | None:
+        """Return what the file's shape should be, or None when it is."""
+        needed = " or ".join(str(list(one)) for one in self.shapes)
+        return None if shape in self.shapes else f"needed {needed}"
+
+    def wrong_type(self, dtype: str) -> str | None:
+        """Return which types can be taken, or None when this one can."""
+        return None if dtype in self.dtypes else f"needed {' or '.join(self.dtypes)}"
+
+    def fill(self, stored: Stored) -> None:
+        """Keep the tensor; it is a view of the mapped file."""
+        self.waiting[self.name] = stored
+
+
+AnyTarget = Target | RawTarget
 
 
 class RandomWeights:
@@ -68,7 +141,7 @@ class RandomWeights:
 class Loadable(Protocol):
     """A module with parameters of its own."""
 
-    def targets(self, part: str) -> dict[str, Target]:
+    def targets(self, part: str) -> Mapping[str, AnyTarget]:
         """Return where the tensors of `part` go, by the last word of their checkpoint names.
 
         A part is what one module of the checkpoint fills: "" is all of this module, other names are
@@ -92,6 +165,30 @@ class LinearShape:
     gate: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleName:
+    """How checkpoints call one module."""
+
+    plain: str  # without the family's prefix: "layers.0.self_attn.q_proj"
+    spellings: tuple[str, ...]  # the plain one, and it behind each prefix of the family
+
+    def ends_in(self, word: str) -> bool:
+        """Return whether the module's own name, the last word, is `word`."""
+        return self.plain.rpartition(".")[2] == word
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """Output rows of a layer that are one module of the checkpoint."""
+
+    name: ModuleName
+    start: int
+    stop: int
+    transposed: bool = False  # whether the family's plain checkpoints hold the matrix as [in, out]
+    row_order: Tensor | None = None  # row i of the part is row row_order[i] of the module's matrix
+    lookup: bool = False  # whether it is an embedding
+
+
 class QuantMethod(Protocol):
     """How the weights of linear layers are kept and used. One object serves all layers of a model.
 
@@ -105,7 +202,15 @@ class QuantMethod(Protocol):
         """Register the format's parameters on `layer`; `dtype` is what activations have."""
         ...
 
-    def targets(self, layer: nn.Module, start: int, stop: int) -> dict[str, Target]:
+    def for_layer(self, shape: LinearShape, parts: Sequence[LayerPart]) -> QuantMethod:
+        """Return the format of one layer, by what the checkpoint calls its parts.
+
+        Asked once a layer, after the model is built; what is another object than this one gets a
+        `create_weights` of its own.
+        """
+        ...
+
+    def targets(self, layer: nn.Module, start: int, stop: int) -> Mapping[str, AnyTarget]:
         """Return where the checkpoint tensors of output rows start:stop go, by suffix."""
         ...
 
@@ -118,6 +223,10 @@ class QuantMethod(Protocol):
 
         On the meta device too, so that sizes agree.
         """
+        ...
+
+    def finish_lookup(self, layer: nn.Module) -> None:
+        """Do what `finish` does for a layer of which only `rows` are wanted."""
         ...
 
     def apply(
@@ -140,6 +249,10 @@ class QuantMethod(Protocol):
 
     def gated_outputs(self, gate: str) -> int:
         """Return the most temporary memory of `apply_gated`, its result included, in results."""
+        ...
+
+    def extra_bytes_per_token(self, layer: nn.Module) -> int:
+        """Return the temporary memory of `apply` and `apply_gated` beside what comes out of them."""
         ...
 
     def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:

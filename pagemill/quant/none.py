@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagemill.ops import reference as ops
-from pagemill.quant.base import LinearShape, RandomWeights, Target
+from pagemill.quant.base import LayerPart, LinearShape, QuantMethod, RandomWeights, Target
 
 # Temporaries of the activations that need more than their output, in outputs.
 _ACTIVATION_OUTPUTS = {"gelu_fast": 4, "gelu_new": 4, "quick_gelu": 2, "relu2": 2}
@@ -34,6 +35,10 @@ class Unquantized:
         """Return the unfilled matrix."""
         return torch.empty(shape, dtype=dtype, device=device)
 
+    def for_layer(self, shape: LinearShape, parts: Sequence[LayerPart]) -> QuantMethod:
+        """Return itself: plain weights are kept alike in all layers."""
+        return self
+
     def targets(self, layer: nn.Module, start: int, stop: int) -> dict[str, Target]:
         """Return the rows of the matrix and of the bias."""
         weight, bias = _weights(layer)
@@ -51,6 +56,9 @@ class Unquantized:
 
     def finish(self, layer: nn.Module) -> None:
         """Do nothing: the weights are used as they are filled."""
+
+    def finish_lookup(self, layer: nn.Module) -> None:
+        """Do nothing: rows are looked up in the matrix as it is filled."""
 
     def apply(
         self,
@@ -76,6 +84,10 @@ class Unquantized:
     def gated_outputs(self, gate: str) -> int:
         """Count gate and up, and what the activation needs."""
         return 2 + activation_outputs(gate)
+
+    def extra_bytes_per_token(self, layer: nn.Module) -> int:
+        """Return 0."""
+        return 0
 
     def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
         """Look the rows up."""

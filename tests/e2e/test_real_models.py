@@ -16,6 +16,7 @@ import torch
 
 from pagemill import LLM, SamplingParams
 from pagemill.checkpoint.pull import pull
+from tests.ops.conftest import needs_extension
 
 NUM_TOKENS = 64
 PROMPTS = [
@@ -45,7 +46,11 @@ def oracle(folder: Path) -> Any:
 def test_greedy_tokens_equal_transformers(name: str, hf_folder: Callable[[str], Path]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     path = pull(name, progress=False)
-    with LLM(str(path), dtype="float32", max_model_len=1024, kv_cache_memory_bytes=1 << 30) as llm:
+    # Plain weights: the file's blocks, kept as they are, round scales that are products of two.
+    with LLM(
+        str(path), dtype="float32", quantization="none", max_model_len=1024,
+        kv_cache_memory_bytes=1 << 30,
+    ) as llm:  # fmt: skip
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     model = oracle(hf_folder(name))
     for output in outputs:
@@ -55,6 +60,36 @@ def test_greedy_tokens_equal_transformers(name: str, hf_folder: Callable[[str], 
         with torch.inference_mode():
             best = model(ids, logits_to_keep=NUM_TOKENS).logits[0].argmax(-1)
         assert said == best.tolist(), output.prompt
+    del model
+    gc.collect()
+
+
+# Name -> the largest difference of logprobs: float rounding alone, and scales rounded to float16.
+CLOSENESS = {"smollm2-135m-instruct": 1e-3, "gemma-3-270m": 5e-2}
+
+
+@needs_extension
+@pytest.mark.parametrize("name", CLOSENESS)
+def test_blocks_that_are_kept_give_the_logprobs_of_their_plain_weights(
+    name: str, hf_folder: Callable[[str], Path]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=1)
+    path = pull(name, progress=False)
+    with LLM(
+        str(path), dtype="float32", quantization="gguf", max_model_len=1024,
+        kv_cache_memory_bytes=1 << 30,
+    ) as llm:  # fmt: skip
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    model = oracle(hf_folder(name))
+    for output in outputs:
+        (ours,) = output.outputs
+        ids = torch.tensor([[*output.prompt_token_ids, *ours.token_ids[:-1]]])
+        with torch.inference_mode():
+            logits = model(ids, logits_to_keep=len(ours.token_ids)).logits[0].log_softmax(-1)
+        assert ours.logprobs is not None
+        for theirs, token, known in zip(logits, ours.token_ids, ours.logprobs, strict=True):
+            assert float(theirs[token]) == pytest.approx(known[token].logprob, abs=CLOSENESS[name])
+            assert float(theirs.max() - theirs[token]) <= CLOSENESS[name]
     del model
     gc.collect()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pagemill import native
 from pagemill.engine.resolve import resolve, resolve_engine
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import CheckpointError, ConfigError, NotSupportedError, UnknownNameError
@@ -95,18 +96,40 @@ def test_dtype_may_stand_under_its_new_name(folder: Path, tmp_path: Path) -> Non
     assert resolve(args(new)).model.dtype == "bfloat16"
 
 
+CHANNEL = {"weights": {"num_bits": 8, "strategy": "channel"}, "targets": ["Linear"]}
+IN_WORDS = {"format": "pack-quantized", "config_groups": {"group_0": CHANNEL}}
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize(
+    ("keys", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+        ({"quantization_config": {"quant_method": "awq", "w_bit": 4, "q_group_size": 64}}, "awq"),
+        ({"compression_config": IN_WORDS}, "compressed-tensors"),
+        ({"text_config": {"quantization_config": {"quant_method": "fbgemm_fp8"}}}, "fbgemm_fp8"),
+    ],
+)
+def test_a_checkpoint_s_own_quantization_is_taken_with_its_reason(
+    folder: Path, tmp_path: Path, keys: dict[str, Any], method: str, load_format: str
+) -> None:
+    quantized = changed(folder, tmp_path, **keys)
+    for asked in (None, "auto", method):
+        config = resolve(args(quantized, load_format=load_format, quantization=asked))
+        assert config.model.quantization == method
+        assert any(n.startswith(f"quantization = {method}: ") for n in config.notes)
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
-        ({"quantization_config": "awq"}, "awq"),
-        ({"quantization_config": {}}, "quantization_config"),
-        ({"compression_config": {"format": "pack-quantized"}}, "compressed-tensors"),
+        ({"quantization_config": "awq"}, "'awq'"),
+        ({"quantization_config": {}}, "quantization_config of config.json: no quant_method"),
         (
             {"text_config": {"quantization_config": {"quant_method": "bitsandbytes"}}},
-            "bitsandbytes",
+            "'bitsandbytes'.*this version reads awq, compressed-tensors, .*gptq",
         ),
     ],
 )
@@ -116,6 +139,48 @@ def test_quantized_weights_are_refused_by_the_name_of_their_format(
     quantized = changed(folder, tmp_path, **keys)
     with pytest.raises(NotSupportedError, match=named):
         resolve(args(quantized, load_format=load_format))
+
+
+def test_settings_that_are_not_supported_are_refused_before_loading(
+    folder: Path, tmp_path: Path
+) -> None:
+    three = changed(folder, tmp_path, quantization_config={"quant_method": "gptq", "bits": 3})
+    with pytest.raises(CheckpointError, match=r"bits is 3; supported: 4, 8"):
+        resolve(args(three))
+
+
+def test_another_quantization_than_the_checkpoint_s_is_refused_with_both_names(
+    folder: Path, tmp_path: Path
+) -> None:
+    quantized = changed(folder, tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
+    for asked in ("awq", "int8", "none", "gguf"):
+        with pytest.raises(ConfigError, match=f"quantization is '{asked}', .* as 'gptq'"):
+            resolve(args(quantized, quantization=asked))
+    with pytest.raises(ConfigError, match=r"quantization is 'awq', .* weights are plain.*int8"):
+        resolve(args(folder, quantization="awq"))
+    assert resolve(args(folder, quantization="none")).model.quantization is None
+    blocks = changed(folder, tmp_path, quantization_config={"quant_method": "gguf", "types": {}})
+    with pytest.raises(CheckpointError, match="belongs to .gguf files"):
+        resolve(args(blocks))
+
+
+def test_a_gguf_file_in_blocks_stays_as_it_is_or_becomes_plain(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = native.extension() is not None
+    for asked in (None, "auto"):
+        config = resolve(args(smollm2_gguf, quantization=asked))
+        assert config.model.quantization == ("gguf" if built else None)
+        assert any(n.startswith("quantization = ") for n in config.notes)
+    assert resolve(args(smollm2_gguf, quantization="none")).model.quantization is None
+    assert resolve(args(smollm2_gguf, quantization="gguf")).model.quantization == "gguf"
+    assert resolve(args(smollm2_gguf, quantization="int8")).model.quantization == "int8"
+    with pytest.raises(ConfigError, match=r"'gptq', but this checkpoint is a .gguf file in blocks"):
+        resolve(args(smollm2_gguf, quantization="gptq"))
+    monkeypatch.setattr(native, "extension", lambda: None)
+    config = resolve(args(smollm2_gguf))
+    assert config.model.quantization is None
+    assert any("without native kernels plain weights are faster" in n for n in config.notes)
 
 
 def test_dequantized_weights_load_when_the_caller_says_so(folder: Path, tmp_path: Path) -> None:

@@ -35,9 +35,10 @@ def generate(
     *,
     chunk: int | None = None,
     block_size: int = 4,
+    attention: str = "torch",
 ) -> list[Run]:
     """Return each prompt's greedy continuation of `num_tokens` tokens; `chunk` None: prompts whole."""
-    backend = BACKENDS.load("torch")()
+    backend = BACKENDS.load(attention)()
     needed = [-(-(len(prompt) + num_tokens) // block_size) for prompt in prompts]
     ids = list(range(sum(needed)))
     random.Random(0).shuffle(ids)
@@ -90,3 +91,25 @@ def _step(model, backend, kv, runs: list[Run], chunk: int | None, block_size: in
         run.token_ids.append(token)
         run.new_ids.append(token)
         run.logprobs.append(float(logprobs[i, token]))
+
+
+def prompt_logits(model: DecoderLM, prompt: list[int]) -> Tensor:
+    """Return the logits [tokens, vocab] at every place of a prompt, computed in one step."""
+    backend = BACKENDS.load("torch")()
+    block_size = 4
+    blocks = list(range(-(-len(prompt) // block_size)))
+    kv = [
+        backend.allocate_kv(spec, len(blocks), block_size, model.build.dtype, torch.device("cpu"))
+        for spec in model.attention_specs
+    ]
+    batch = AttentionBatch(
+        query_starts=(0, len(prompt)),
+        num_computed=(0,),
+        block_tables=torch.tensor([blocks]),
+        slot_mapping=torch.arange(len(prompt)),
+        block_size=block_size,
+    )
+    attend = StepAttention(backend, model.attention_specs, kv, batch)
+    with torch.inference_mode():
+        hidden = model.forward(torch.tensor(prompt), torch.arange(len(prompt)), attend)
+        return model.logits(hidden)

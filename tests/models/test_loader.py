@@ -104,7 +104,9 @@ def test_a_tensor_under_two_names_is_listed_with_both(folder) -> None:
 def test_numbers_that_only_a_quantized_format_explains_are_no_weights(folder, dtype, word) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     rewrite(folder, lambda tensors: {**tensors, name: tensors[name].to(dtype)})
-    with pytest.raises(CheckpointError, match=rf"no plain weights: 1 \({name} is {word}\)"):
+    with pytest.raises(
+        CheckpointError, match=rf"wrong type: 1 \({name} is {word}, it holds no plain weights\)"
+    ):
         load(folder)
 
 

@@ -32,9 +32,9 @@ def test_a_target_casts_and_keeps_the_elements_order() -> None:
     assert parameter.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_an_arranged_target_has_the_files_shape() -> None:
+def test_a_transposed_target_has_the_files_shape() -> None:
     parameter = torch.zeros(2, 3)
-    target = Target.of(parameter).arranged(lambda view: view.t())
+    target = Target.of(parameter).transposed()
     assert target.shape == (3, 2)
     target.fill(torch.arange(6.0).view(3, 2))
     assert parameter.tolist() == [[0, 2, 4], [1, 3, 5]]
