@@ -13,9 +13,12 @@ help:  ## list the targets
 	@$(BIN)/python -m pagemill.native
 	touch $@
 
-.venv/dev: .venv/base
+# In one install: a second one would compile the kernels a second time.
+.venv/dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
-	touch $@
+	@$(BIN)/python -m pagemill.native
+	touch .venv/base $@
 
 setup: .venv/dev  ## editable install with the development tools
 
