@@ -8,6 +8,7 @@ machine runs all of it; every other path a family with a window and one without.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,23 @@ def test_an_answer_is_the_same_after_preemptions(family: str, form: Format, told
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0
     for i, output in zip(order, outputs, strict=True):
         assert answer(output) == expected[i], f"prompt {i} of {len(PROMPTS[i])} tokens"
+
+
+@pytest.mark.parametrize("form", [*FORMATS, *QUANTIZED], ids=str)
+@pytest.mark.parametrize("family", FEWER_FAMILIES)
+def test_an_answer_is_the_same_after_a_cache_hit(family: str, form: Format, told: Answers) -> None:
+    params = dataclasses.replace(GREEDY, prompt_logprobs=None)
+    long = [prompt for prompt in PROMPTS if len(prompt) > 16]
+    branches = [prompt[:17] + [5, 6, 7] for prompt in long]  # share two blocks with a prompt
+    rounds = [long, branches, long]
+    with told.engine(family, form, enable_prefix_caching=False) as llm:
+        cold = [answers(llm, prompts, params) for prompts in rounds]
+    with told.engine(family, form, enable_prefix_caching=True, block_size=8) as llm:
+        for i, (prompts, expected) in enumerate(zip(rounds, cold, strict=True)):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert [answer(output) for output in outputs] == expected
+            if i > 0:
+                assert all(output.num_cached_tokens >= 16 for output in outputs)
 
 
 def test_answers_differ_from_prompt_to_prompt(told: Answers) -> None:
