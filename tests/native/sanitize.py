@@ -20,7 +20,7 @@ OPTIONS = {
     "OMP_WAIT_POLICY": "passive",
     # Python and torch keep much until the end.
     "ASAN_OPTIONS": "detect_leaks=0",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     # Archer tells the sanitizer how OpenMP's threads wait for each other.
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
 }
@@ -41,9 +41,11 @@ def run(command: list[str], **variables: str) -> None:
 
 
 def check_memory(arguments: list[str]) -> None:
-    """Run the operations' tests and the driver with address and undefined-behaviour sanitizers."""
-    run([str(build_driver("address", ADDRESS))], ASAN_OPTIONS="detect_leaks=1")
-    folder = build("extension-address", ADDRESS, f"-DPython_EXECUTABLE={sys.executable}")
+    """Run the driver and the operations' tests with address and undefined-behaviour sanitizers."""
+    folder = build(
+        "address", ADDRESS, "-DPAGEMILL_DRIVER=ON", f"-DPython_EXECUTABLE={sys.executable}"
+    )
+    run([str(folder / "pagemill_driver")], ASAN_OPTIONS="detect_leaks=1")
     run(
         [sys.executable, "-m", "pytest", "-p", "tests.native.from_folder", *(arguments or TESTS)],
         EXTENSION_FOLDER=str(folder),
