@@ -46,7 +46,7 @@ check: .venv/dev  ## ruff, mypy, import-linter
 fmt: .venv/dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: .venv/dev  ## every figure of benchmarks/results.md, in one run
+bench: .venv/dev  ## the benchmarks that need nothing but pagemill and transformers, in one run
 	$(BIN)/python -m benchmarks.all
 
 docs: .venv/dev  ## run the examples and compare the documents with the code

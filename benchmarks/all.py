@@ -1,4 +1,4 @@
-"""Every figure of results.md in one run: `python -m benchmarks.all` (or `make bench`)."""
+"""What needs nothing but pagemill and transformers, in one run: `python -m benchmarks.all` (or `make bench`)."""
 
 from __future__ import annotations
 

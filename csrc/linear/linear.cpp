@@ -1,11 +1,10 @@
 #include "linear/linear.h"
 
-#include <cstdlib>
-#include <new>
 
 #include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/scratch.h"
 #include "linear/linear_work.h"
 
 namespace pagemill {
@@ -26,26 +25,6 @@ constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_ke
                                       PAGEMILL_IF_AVX512(avx512_kernels),
                                       PAGEMILL_IF_AVX512_BF16(avx512_bf16_kernels),
                                       PAGEMILL_IF_AMX(amx_kernels), nullptr, nullptr}};
-
-// A cache-line aligned buffer that grows and is kept.
-class Scratch {
- public:
-  ~Scratch() { std::free(data_); }
-  void* get(int64_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64));
-      if (data_ == nullptr) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return data_;
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t size_ = 0;
-};
 
 // One thread's share of a chunk: some tiles of outputs.
 //

@@ -1,14 +1,13 @@
 #include "linear_int8/linear_int8.h"
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/scratch.h"
 #include "linear_int8/linear_int8_kernels.h"
 
 namespace pagemill {
@@ -44,26 +43,6 @@ void check_dtype(int dtype, const char* op) {
 
 // `parts` even parts of `count`: where part i begins.
 int64_t part_start(int64_t count, int64_t parts, int64_t i) { return count * i / parts; }
-
-// A cache-line aligned buffer that grows and is kept.
-class Scratch {
- public:
-  ~Scratch() { std::free(data_); }
-  void* get(int64_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64));
-      if (data_ == nullptr) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return data_;
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t size_ = 0;
-};
 
 struct Call {
   const Kernels* kernels;

@@ -1,12 +1,11 @@
 #include "qlinear/qlinear.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/scratch.h"
 #include "linear/linear.h"
 #include "qlinear/qlinear_kernels.h"
 
@@ -40,26 +39,6 @@ int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 void check_dtype(int dtype, const char* op) {
   check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
 }
-
-// A cache-line aligned buffer that grows and is kept.
-class Scratch {
- public:
-  ~Scratch() { std::free(data_); }
-  char* get(int64_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = std::aligned_alloc(64, static_cast<size_t>(align(bytes)));
-      if (data_ == nullptr) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return static_cast<char*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t size_ = 0;
-};
 
 struct Call {
   const QMatrix* matrix;
@@ -304,7 +283,7 @@ void run_chunk(const Call& call, Scratch& scratch, int64_t start, int64_t count)
   const bool in_place =
       count == 1 && matrix.k == call.halves() * kHalf && (call.pairs || is_float(call.dtype));
   const Sizes sizes = sizes_of(call, count, step, in_place);
-  char* memory = scratch.get(sizes.a + sizes.x_sums + num_threads() * sizes.room());
+  char* memory = static_cast<char*>(scratch.get(sizes.a + sizes.x_sums + num_threads() * sizes.room()));
   float* x_sums = sizes.x_sums == 0 ? nullptr : reinterpret_cast<float*>(memory + sizes.a);
   const Rows rows{start, count, in_place ? call.x + start * call.x_stride : memory, step, x_sums};
   const auto copy = [&](int64_t first, int64_t last) {

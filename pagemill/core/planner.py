@@ -18,8 +18,8 @@ waits for the whole of a long prompt, and two long ones do not slow each other d
 
 Blocks: a waiting sequence is admitted when the blocks for all its known tokens are free, though its first
 chunk may need fewer: one that would run out of blocks halfway through its prompt is not begun. What
-unfinished prompts still need is set aside. One that does not fit is passed over by smaller ones behind it,
-up to `MOST_PASSES` of them; after that nobody passes it, so it is not starved.
+unfinished prompts still need is set aside. One that does not fit is passed over by smaller ones behind it;
+after a step in which `MOST_PASSES` were reached nobody passes it any more, so it is not starved.
 
 The plan counts blocks and never names them; the block manager's commit picks them. The commit cannot run
 out: it frees all victims first, so each block that it finds shared was shared in the plan too, and a block
@@ -67,7 +67,7 @@ class BlockView(Protocol):
         ...
 
 
-# So many sequences are admitted past one that does not fit, at most.
+# Once so many sequences were admitted past one that does not fit, no further one is.
 MOST_PASSES = 16
 # So many that cannot be admitted are looked at in a step, at most.
 _LOOK_AHEAD = 32
