@@ -380,7 +380,7 @@ def test_string_stop_found_outside_frees_the_blocks_at_once() -> None:
 def test_times_are_taken_in_order() -> None:
     scheduler = make_scheduler(max_tokens=4)
     scheduler.add(make_request("r", 6, num_samples=2))
-    group = scheduler._groups["r"]
+    group = scheduler._roster.groups["r"]
     _, updates = do_step(scheduler)
     (root,) = group.sequences.values()
     assert root.first_token_time is None

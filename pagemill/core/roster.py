@@ -1,0 +1,220 @@
+"""Who is here: the unfinished sequences, the queue each is in, and the blocks each holds.
+
+Every change of a sequence's state is one method here, which keeps status, queue, blocks and the ranks' rows
+in step with each other:
+
+    enter      a new request           -> waiting
+    seat       waiting                 -> running
+    preempt    running (or waiting with blocks) -> waiting, without blocks
+    fork       a computed prompt       -> its other samples, waiting, on the same blocks
+    end        anywhere                -> finished, nothing held
+
+Owned by the scheduler; `step_commit` and `step_results` change it in the two halves of a step.
+"""
+
+from __future__ import annotations
+
+from pagemill.core.block_manager import BlockManager
+from pagemill.core.policies.base import Policy
+from pagemill.core.sequence import Sequence, SequenceCounter, SequenceGroup, SequenceStatus
+from pagemill.core.sequence_queue import SequenceQueue
+from pagemill.messages import EngineRequest, QueueSizes, SequenceUpdate, TokenScores
+
+
+class Roster:
+    """All unfinished sequences over one pool of blocks."""
+
+    def __init__(self, blocks: BlockManager, policy: Policy, max_num_seqs: int) -> None:
+        self.blocks = blocks
+        self.waiting = SequenceQueue(policy.admission_key)
+        self.running = SequenceQueue(policy.admission_key)
+        self.groups: dict[str, SequenceGroup] = {}  # by request_id
+        self.sequences: dict[int, Sequence] = {}  # by seq_id
+        self.seq_ids = SequenceCounter()
+        self._max_num_seqs = max_num_seqs
+        self._num_added = 0
+        self._removed: list[int] = []  # ended since the last step, rows still on the ranks
+
+    # ------------------------------------------------------------ read
+
+    def queue_sizes(self) -> QueueSizes:
+        """Return the number of sequences in each queue; samples not forked yet are in none."""
+        return QueueSizes(running=len(self.running), waiting=len(self.waiting))
+
+    def waiting_holders(self) -> list[Sequence]:
+        """Return the waiting sequences that hold blocks."""
+        holders = (self.sequences[seq_id] for seq_id in self.blocks.holders())
+        return [s for s in holders if s.status is SequenceStatus.WAITING]
+
+    def check(self) -> None:
+        """Assert that blocks, queues and counts agree. Reads everything."""
+        self.blocks.check()
+        block_size = self.blocks.block_size
+        queued = {s.seq_id: SequenceStatus.WAITING for s in self.waiting}
+        queued.update((s.seq_id, SequenceStatus.RUNNING) for s in self.running)
+        assert len(queued) == len(self.waiting) + len(self.running), "queued twice"
+        assert queued.keys() == self.sequences.keys(), "queues and sequences differ"
+        assert set(self.blocks.holders()) <= queued.keys(), "an ended sequence holds blocks"
+        assert len(self.running) <= self._max_num_seqs, "more sequences than seats"
+        for sequence in self.sequences.values():
+            assert sequence.status is queued[sequence.seq_id], "status and queue differ"
+            end = sequence.num_computed + sequence.num_scheduled
+            assert 0 <= end <= sequence.num_tokens, "more tokens computed than known"
+            num_held = len(self.blocks.table(sequence.seq_id)) * block_size
+            assert num_held >= end, "computed tokens without a block"
+            num_named = len(sequence.block_names)
+            assert num_named in (0, sequence.num_tokens // block_size), "full blocks without a name"
+        for group in self.groups.values():
+            hidden = 0 if group.is_forked else group.request.num_samples - 1
+            assert group.num_unfinished == len(group.sequences) + hidden, "samples miscounted"
+
+    # ------------------------------------------------------------ change
+
+    def enter(self, request: EngineRequest) -> Sequence:
+        """Queue a request that can run; return its root sequence."""
+        group = SequenceGroup(request, self._num_added, request.num_samples)
+        self._num_added += 1
+        root = Sequence(
+            seq_id=self.seq_ids.take(),
+            group=group,
+            sample_index=0,
+            prompt_token_ids=request.prompt_token_ids,
+            num_tokens=len(request.prompt_token_ids),
+        )
+        self.groups[request.request_id] = group
+        self.blocks.name_blocks(root)
+        self._register(root)
+        return root
+
+    def seat(self, sequence: Sequence) -> None:
+        """Let a waiting sequence run."""
+        self.waiting.remove(sequence)
+        sequence.num_passes = 0
+        sequence.status = SequenceStatus.RUNNING
+        self.running.add(sequence)
+
+    def preempt(self, victim: Sequence) -> None:
+        """Take a sequence's blocks and its seat; it computes its tokens again later."""
+        self.blocks.free(victim.seq_id)
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        self._drop_row(victim)
+        if victim.status is SequenceStatus.RUNNING:
+            self.running.remove(victim)
+            victim.status = SequenceStatus.WAITING
+            self.waiting.add(victim)
+
+    def fork(self, root: Sequence) -> list[Sequence]:
+        """Make the other samples of a request whose prompt is computed; they hold its blocks."""
+        forks = []
+        for index in range(1, root.group.request.num_samples):
+            fork = root.fork(self.seq_ids.take(), index)
+            self._register(fork)
+            self.blocks.fork(root.seq_id, fork.seq_id)
+            forks.append(fork)
+        return forks
+
+    def seat_fork(self, fork: Sequence) -> None:
+        """Seat a fork at once if a seat is free: it is a decode, and should not wait for prompts."""
+        if len(self.running) < self._max_num_seqs:
+            self.seat(fork)
+
+    def end(
+        self,
+        sequence: Sequence,
+        reason: str,
+        stop_reason: int | str | None = None,
+        *,
+        token_ids: tuple[int, ...] = (),
+        scores: tuple[TokenScores, ...] = (),
+        prompt_scores: tuple[TokenScores, ...] = (),
+        error: str | None = None,
+    ) -> SequenceUpdate:
+        """Take a sequence out of everything and free its blocks."""
+        self.blocks.free(sequence.seq_id)
+        is_running = sequence.status is SequenceStatus.RUNNING
+        (self.running if is_running else self.waiting).remove(sequence)
+        self._drop_row(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.num_scheduled = 0
+        sequence.finish_reason = reason
+        sequence.stop_reason = stop_reason
+        group = sequence.group
+        del self.sequences[sequence.seq_id]
+        del group.sequences[sequence.seq_id]
+        group.num_unfinished -= 1
+        if group.num_unfinished == 0:
+            del self.groups[group.request_id]
+        return news(
+            sequence,
+            token_ids=token_ids,
+            scores=scores,
+            prompt_scores=prompt_scores,
+            error=error,
+        )
+
+    def end_group(
+        self,
+        group: SequenceGroup,
+        reason: str,
+        *,
+        prompt_scores: tuple[TokenScores, ...] = (),
+        error: str | None = None,
+    ) -> list[SequenceUpdate]:
+        """End every unfinished sample of a request; the root's update carries `prompt_scores`."""
+        if not group.is_forked:  # samples that are a number only get their end too
+            root = next(iter(group.sequences.values()))
+            for index in range(1, group.request.num_samples):
+                fork = root.fork(self.seq_ids.take(), index)
+                self._register(fork)
+            group.is_forked = True
+        return [
+            self.end(
+                sequence,
+                reason,
+                prompt_scores=prompt_scores if sequence.sample_index == 0 else (),
+                error=error,
+            )
+            for sequence in list(group.sequences.values())
+        ]
+
+    def take_removed(self) -> tuple[int, ...]:
+        """Return the rows that the ranks may drop, once."""
+        removed = tuple(self._removed)
+        self._removed.clear()
+        return removed
+
+    def _drop_row(self, sequence: Sequence) -> None:
+        if sequence.has_row:
+            sequence.has_row = False
+            self._removed.append(sequence.seq_id)
+
+    def _register(self, sequence: Sequence) -> None:
+        self.sequences[sequence.seq_id] = sequence
+        sequence.group.sequences[sequence.seq_id] = sequence
+        self.waiting.add(sequence)
+
+
+def news(
+    sequence: Sequence,
+    *,
+    token_ids: tuple[int, ...] = (),
+    scores: tuple[TokenScores, ...] = (),
+    prompt_scores: tuple[TokenScores, ...] = (),
+    error: str | None = None,
+) -> SequenceUpdate:
+    """Return what changed for a sequence, with its state as it is now."""
+    return SequenceUpdate(
+        seq_id=sequence.seq_id,
+        request_id=sequence.group.request_id,
+        sample_index=sequence.sample_index,
+        token_ids=token_ids,
+        scores=scores,
+        prompt_scores=prompt_scores,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        error=error,
+        num_cached_tokens=sequence.num_cached_tokens,
+        num_preemptions=sequence.num_preemptions,
+        first_scheduled_time=sequence.first_scheduled_time,
+    )

@@ -1,0 +1,121 @@
+"""The first half of a step: a plan becomes blocks, counts, and the message to the ranks.
+
+The order matters: victims are freed, then all found prefixes are claimed, then blocks are taken. So a commit
+never costs more than its plan. Called by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagemill.core.planner import PlannedSequence, StepPlan
+from pagemill.core.roster import Roster
+from pagemill.core.sequence import Sequence, SequenceStatus
+from pagemill.messages import (
+    BlockMoves,
+    IgnoredRequest,
+    NewSequence,
+    PrefixLookups,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+
+
+class StepCommit:
+    """Commits plans to one roster; numbers the steps. `clock` gives seconds of `time.monotonic`."""
+
+    def __init__(self, roster: Roster, clock: Callable[[], float]) -> None:
+        self._roster = roster
+        self._blocks = roster.blocks
+        self._clock = clock
+        self._num_steps = 0
+
+    def commit(self, plan: StepPlan, ignored: tuple[IgnoredRequest, ...]) -> SchedulerOutput:
+        """Carry out a plan; return the step, which also answers what was `ignored`."""
+        for victim in plan.preempted:
+            self._roster.preempt(victim)
+        num_admitted = sum(p.sequence.status is SequenceStatus.WAITING for p in plan.scheduled)
+        for passed in plan.passed:
+            passed.num_passes += num_admitted
+        now = self._clock()
+        scheduled: list[ScheduledSequence] = []
+        new: list[NewSequence] = []
+        copies: list[tuple[int, int]] = []
+        lookups = PrefixLookups(*self._claim_prefixes(plan))
+        for planned in plan.scheduled:
+            sequence = planned.sequence
+            if sequence.status is SequenceStatus.WAITING:
+                self._roster.seat(sequence)
+            if sequence.first_scheduled_time is None:
+                sequence.first_scheduled_time = now
+            scheduled.append(self._schedule(planned, new, copies))
+        output = SchedulerOutput(
+            step_id=self._num_steps,
+            scheduled=tuple(scheduled),
+            new_sequences=tuple(new),
+            removed_seq_ids=self._roster.take_removed(),
+            block_moves=BlockMoves(tuple(copies)),
+            ignored=ignored,
+            num_preempted=len(plan.preempted),
+            prefix_lookups=lookups,
+            queues=self._roster.queue_sizes(),
+        )
+        self._num_steps += 1
+        return output
+
+    def _claim_prefixes(self, plan: StepPlan) -> tuple[int, int]:
+        """Hold all that the plan found; return the tokens looked up and found, first admissions only."""
+        num_queried = num_hits = 0
+        for planned in plan.scheduled:
+            sequence = planned.sequence
+            self._blocks.claim(planned.hits)
+            if sequence.first_scheduled_time is None and sequence.block_names:
+                sequence.num_cached_tokens = len(planned.hits) * self._blocks.block_size
+                num_queried += sequence.num_tokens
+                num_hits += sequence.num_cached_tokens
+        return num_queried, num_hits
+
+    def _schedule(
+        self, planned: PlannedSequence, new: list[NewSequence], copies: list[tuple[int, int]]
+    ) -> ScheduledSequence:
+        """Commit one share: blocks and counts. Appends to `new` and `copies`."""
+        sequence = planned.sequence
+        if planned.hits:
+            self._blocks.begin(sequence, planned.hits)
+            sequence.num_computed = len(planned.hits) * self._blocks.block_size
+        num_computed = sequence.num_computed
+        end = num_computed + planned.num_tokens
+        change = self._blocks.extend(sequence.seq_id, num_computed, end)
+        self._blocks.seal(sequence, num_computed, end)
+        copies.extend(change.copies)
+        start, block_ids = change.start, change.block_ids
+        if not sequence.has_row:
+            sequence.has_row = True
+            new.append(sequence.as_new())
+            start, block_ids = 0, tuple(self._blocks.table(sequence.seq_id))
+        sequence.num_scheduled = planned.num_tokens
+        num_samples = 0
+        group = sequence.group
+        if end == sequence.num_tokens and group.request.max_tokens > 0:
+            num_samples = 1 if group.is_forked else group.request.num_samples
+        return ScheduledSequence(
+            seq_id=sequence.seq_id,
+            num_computed=num_computed,
+            num_tokens=planned.num_tokens,
+            block_start=start,
+            block_ids=block_ids,
+            num_samples=num_samples,
+            prompt_logprobs_from=_owed_from(sequence, end),
+        )
+
+
+def _owed_from(sequence: Sequence, end: int) -> int | None:
+    """Return the first prompt position to be scored when a step computes up to `end`.
+
+    The step's logits, at positions [num_computed, end), score the positions after them; prompt
+    positions are 1..num_prompt_tokens-1, and those delivered before a preemption are not owed again.
+    """
+    if sequence.group.request.sampling.prompt_logprobs is None:
+        return None
+    first = max(sequence.num_computed + 1, sequence.next_prompt_score)
+    return first if first <= min(end, sequence.num_prompt_tokens - 1) else None

@@ -1,0 +1,98 @@
+"""The second half of a step: what the ranks computed becomes tokens, forks and ends.
+
+Called by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagemill.core.roster import Roster, news
+from pagemill.core.sequence import Sequence, SequenceStatus
+from pagemill.core.stop_checker import check_tokens
+from pagemill.messages import (
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceOutput,
+    SequenceUpdate,
+    StepOutput,
+)
+
+
+class StepResults:
+    """Takes results into one roster. `clock` gives seconds of `time.monotonic`."""
+
+    def __init__(self, roster: Roster, max_model_len: int, clock: Callable[[], float]) -> None:
+        self._roster = roster
+        self._max_model_len = max_model_len
+        self._clock = clock
+
+    def take(self, scheduled: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
+        """Take a step's results in; return what is new, for the output processor.
+
+        Results of sequences that ended since `schedule` are dropped.
+        """
+        now = self._clock()
+        updates: list[SequenceUpdate] = []
+        for share, output in zip(scheduled.scheduled, result.sequences, strict=True):
+            assert share.seq_id == output.seq_id, "results are not in the order of the step"
+            sequence = self._roster.sequences.get(share.seq_id)
+            if sequence is None:
+                continue
+            sequence.num_computed += sequence.num_scheduled
+            sequence.num_scheduled = 0
+            if share.prompt_logprobs_from is not None:
+                sequence.next_prompt_score = sequence.num_computed + 1
+            updates.extend(self._take_one(sequence, share, output, now))
+        return updates
+
+    def _take_one(
+        self, sequence: Sequence, share: ScheduledSequence, output: SequenceOutput, now: float
+    ) -> list[SequenceUpdate]:
+        """Take one sequence's result in."""
+        group = sequence.group
+        if output.error is not None:
+            if not group.is_forked:  # no sample can go on without the prompt
+                return self._roster.end_group(group, "error", error=output.error)
+            return [self._roster.end(sequence, "error", error=output.error)]
+        assert len(output.tokens) == share.num_samples, "not one run of tokens a sample"
+        if share.num_samples == 0:
+            if sequence.num_computed == sequence.num_tokens:  # max_tokens is 0
+                return self._roster.end_group(group, "length", prompt_scores=output.prompt_scores)
+            if output.prompt_scores:
+                return [news(sequence, prompt_scores=output.prompt_scores)]
+            return []
+        forks = [] if group.is_forked else self._roster.fork(sequence)
+        group.is_forked = True
+        updates = [
+            self._append(sample, output, index, now)
+            for index, sample in enumerate((sequence, *forks))
+        ]
+        for fork in forks:
+            if fork.status is SequenceStatus.WAITING:
+                self._roster.seat_fork(fork)
+        return updates
+
+    def _append(
+        self, sequence: Sequence, output: SequenceOutput, index: int, now: float
+    ) -> SequenceUpdate:
+        """Append run `index` of the output to a sequence, and end it where a token stops it."""
+        run = output.tokens[index]
+        assert run, "a sample without a token"
+        request = sequence.group.request
+        stop = check_tokens(run, len(sequence.output_token_ids), request, self._max_model_len)
+        kept = run[: stop.num_kept]
+        sequence.append(kept, now)
+        self._roster.blocks.name_blocks(sequence)
+        scores = output.scores[index][: stop.num_kept] if output.scores else ()
+        prompt_scores = output.prompt_scores if index == 0 else ()
+        if stop.finish_reason is None:
+            return news(sequence, token_ids=kept, scores=scores, prompt_scores=prompt_scores)
+        return self._roster.end(
+            sequence,
+            stop.finish_reason,
+            stop.stop_reason,
+            token_ids=kept,
+            scores=scores,
+            prompt_scores=prompt_scores,
+        )
