@@ -98,6 +98,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_num_seqs: int
     policy: str  # key of the policy registry
+    tenant_weights: dict[str, float] = field(default_factory=dict)  # shares of policy "fair"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ class EngineRequest:
     stop_token_ids: frozenset[int]  # the caller's, plus stop strings that are one special token
     arrival_time: float  # seconds, time.time()
     priority: int = 0
+    tenant: str = ""  # whose work it is, for policies that share by tenant
     num_truncated_prompt_tokens: int = 0
     # What keys and values hang on beside the tokens, as (label, value): the prefix cache keeps apart
     # what differs here.

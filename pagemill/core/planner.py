@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagemill.core.policies.base import Policy
+from pagemill.core.policies.base import VictimOrder
 from pagemill.core.preemption import VictimQueue
 from pagemill.core.prefix_cache import PrefixHits
 from pagemill.core.sequence import Sequence
@@ -110,7 +110,7 @@ class StepPlan:
     passed: tuple[Sequence, ...] = ()  # did not fit, and others behind them are admitted
 
 
-def plan_step(view: PlanView, limits: StepLimits, policy: Policy) -> StepPlan:
+def plan_step(view: PlanView, limits: StepLimits, policy: VictimOrder) -> StepPlan:
     """Return who computes what in the next step. Changes nothing."""
     return _Draft(view, limits, policy).plan()
 
@@ -251,7 +251,7 @@ class _BlockDraft:
 class _Draft:
     """A plan in the making."""
 
-    def __init__(self, view: PlanView, limits: StepLimits, policy: Policy) -> None:
+    def __init__(self, view: PlanView, limits: StepLimits, policy: VictimOrder) -> None:
         self._view = view
         self._policy = policy
         self._running = list(view.running)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from pagemill.core.policies.base import Policy
+from pagemill.core.policies.base import Key, VictimOrder
 from pagemill.core.sequence import Sequence
 
 
@@ -36,7 +36,7 @@ class VictimQueue:
     """The candidates of one plan. Made when blocks first run short, since sorting costs."""
 
     def __init__(
-        self, running: Iterable[Sequence], holders: Iterable[Sequence], policy: Policy
+        self, running: Iterable[Sequence], holders: Iterable[Sequence], policy: VictimOrder
     ) -> None:
         self._key = policy.victim_key
         self._running = sorted(running, key=self._key)
@@ -57,7 +57,7 @@ class VictimQueue:
         self,
         candidates: list[Sequence],
         needy: Sequence,
-        after: tuple[int, ...] | None,
+        after: Key | None,
         holdings: Holdings | None,
     ) -> Sequence | None:
         for index in range(len(candidates) - 1, -1, -1):

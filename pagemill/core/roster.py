@@ -26,8 +26,9 @@ class Roster:
 
     def __init__(self, blocks: BlockManager, policy: Policy, max_num_seqs: int) -> None:
         self.blocks = blocks
-        self.waiting = SequenceQueue(policy.admission_key)
-        self.running = SequenceQueue(policy.admission_key)
+        self.policy = policy
+        self.waiting = policy.make_queue()
+        self.running = SequenceQueue(policy.running_key)
         self.groups: dict[str, SequenceGroup] = {}  # by request_id
         self.sequences: dict[int, Sequence] = {}  # by seq_id
         self.seq_ids = SequenceCounter()
@@ -82,6 +83,7 @@ class Roster:
             num_tokens=len(request.prompt_token_ids),
         )
         self.groups[request.request_id] = group
+        self.policy.note_arrival(group)
         self.blocks.name_blocks(root)
         self._register(root)
         return root
@@ -145,6 +147,7 @@ class Roster:
         group.num_unfinished -= 1
         if group.num_unfinished == 0:
             del self.groups[group.request_id]
+            self.policy.note_end(group)
         return news(
             sequence,
             token_ids=token_ids,

@@ -20,6 +20,7 @@ from pagemill.config import SchedulerConfig
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.planner import PlanView, StepLimits, plan_step
 from pagemill.core.policies import POLICIES
+from pagemill.core.policies.base import PolicySetting
 from pagemill.core.roster import Roster
 from pagemill.core.step_commit import StepCommit
 from pagemill.core.step_results import StepResults
@@ -57,8 +58,9 @@ class Scheduler:
             )
         self._max_model_len = max_model_len
         self._limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
-        self._policy = POLICIES.load(config.policy)()
         self._blocks = BlockManager(num_blocks, block_size, caches_prefixes=caches_prefixes)
+        setting = PolicySetting(self._blocks, config.tenant_weights)
+        self._policy = POLICIES.load(config.policy)(setting)
         self._roster = Roster(self._blocks, self._policy, config.max_num_seqs)
         # `clock` gives seconds; a simulation has its own.
         self._commit = StepCommit(self._roster, clock)

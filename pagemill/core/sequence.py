@@ -82,6 +82,7 @@ class Sequence:
     block_names: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0  # found in the cache when it was first admitted
     num_preemptions: int = 0
+    num_served: int = 0  # leading tokens that were computed once, or found in the cache
     num_passes: int = (
         0  # others admitted before it while its blocks were missing, since its last turn
     )
@@ -143,6 +144,7 @@ class Sequence:
             next_prompt_score=self.num_prompt_tokens,
             block_names=list(self.block_names),
             num_cached_tokens=self.num_cached_tokens,
+            num_served=self.num_served,
             first_scheduled_time=self.first_scheduled_time,
         )
 

@@ -94,6 +94,9 @@ class StepCommit:
             new.append(sequence.as_new())
             start, block_ids = 0, tuple(self._blocks.table(sequence.seq_id))
         sequence.num_scheduled = planned.num_tokens
+        num_new = end - max(num_computed, sequence.num_served)
+        sequence.num_served = max(end, sequence.num_served)
+        self._roster.policy.note_computed(sequence, num_computed, end, max(0, num_new))
         num_samples = 0
         group = sequence.group
         if end == sequence.num_tokens and group.request.max_tokens > 0:

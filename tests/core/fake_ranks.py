@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pagemill.core.block_manager import BlockManager
 from pagemill.core.policies import POLICIES
+from pagemill.core.policies.base import Key, Policy, PolicySetting, WaitingQueue
 from pagemill.core.sequence import Sequence
+from pagemill.core.sequence_queue import SequenceQueue
 from pagemill.messages import (
     EngineRequest,
     NewSequence,
@@ -26,6 +29,7 @@ from pagemill.messages import (
 from pagemill.sampling_params import SamplingParams
 
 VOCAB = 1000
+NO_PREFIXES = PolicySetting(BlockManager(1, 1))
 EMPTY = 0
 
 
@@ -42,6 +46,7 @@ def make_request(
     salt: str | None = None,
     priority: int = 0,
     arrival_time: float = 0.0,
+    tenant: str = "",
 ) -> EngineRequest:
     """Return a request; a number as prompt stands for that many different tokens."""
     if isinstance(prompt, int):
@@ -58,6 +63,7 @@ def make_request(
         stop_token_ids=stop_ids,
         arrival_time=arrival_time,
         priority=priority,
+        tenant=tenant,
         cache_keys=() if salt is None else (("cache_salt", salt),),
     )
 
@@ -106,16 +112,23 @@ class Row:
     table: list[int] = field(default_factory=list)
 
 
-class Shuffled:
+class Shuffled(Policy):
     """A policy in which the order of service has nothing to do with the order of arrival."""
 
     uses_priority = False
 
-    def admission_key(self, sequence: Sequence) -> tuple[int, ...]:
+    def __init__(self, setting: PolicySetting) -> None:
+        """Take nothing of the setting."""
+
+    def make_queue(self) -> WaitingQueue:
+        """Return a queue in a scrambled order."""
+        return SequenceQueue(self.running_key)
+
+    def running_key(self, sequence: Sequence) -> Key:
         """Return a scrambled order."""
         return (sequence.seq_id * 7919 % 101, sequence.seq_id)
 
-    def victim_key(self, sequence: Sequence) -> tuple[int, ...]:
+    def victim_key(self, sequence: Sequence) -> Key:
         """Return another scrambled order."""
         return (sequence.seq_id * 104729 % 97, sequence.seq_id)
 

@@ -11,7 +11,9 @@ from pagemill.core.block_manager import BlockManager
 from pagemill.core.planner import MOST_PASSES, PlanView, StepLimits, StepPlan, plan_step
 from pagemill.core.policies.fcfs import FirstComeFirstServed
 from pagemill.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from tests.core.fake_ranks import make_request
+from tests.core.fake_ranks import NO_PREFIXES, make_request
+
+FCFS = FirstComeFirstServed(NO_PREFIXES)
 
 
 def make_sequence(
@@ -52,7 +54,7 @@ class State:
 
     def plan(self, max_num_tokens: int = 100, max_num_seqs: int = 10) -> StepPlan:
         view = PlanView(self.running, self.waiting, self.holders, self.blocks)
-        return plan_step(view, StepLimits(max_num_tokens, max_num_seqs), FirstComeFirstServed())
+        return plan_step(view, StepLimits(max_num_tokens, max_num_seqs), FCFS)
 
 
 def shares(plan: StepPlan) -> dict[int, int]:

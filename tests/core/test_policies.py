@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pagemill.core.block_manager import BlockManager
 from pagemill.core.policies import POLICIES
-from pagemill.core.policies.fcfs import FirstComeFirstServed
+from pagemill.core.policies.base import PolicySetting
+from pagemill.core.policies.fair import Tenants
+from pagemill.core.policies.prefix import MOST_PASSED
 from pagemill.core.policies.priority import STEP_S, Priority
-from tests.core.fake_ranks import make_request, policy_names
-from tests.core.test_planner import make_sequence
+from pagemill.core.sequence import Sequence
+from tests.core.fake_ranks import NO_PREFIXES, make_request, policy_names
+from tests.core.test_planner import FCFS, make_sequence
 from tests.core.test_simulation import Simulation
+
+
+def arrived(name: str, *sequences: Sequence) -> object:
+    """Return a policy that was told of the sequences' requests."""
+    policy = POLICIES.load(name)(NO_PREFIXES)
+    for group in {id(s.group): s.group for s in sequences}.values():
+        policy.note_arrival(group)
+    return policy
 
 
 @pytest.mark.parametrize("name", policy_names())
 def test_keys_are_distinct_and_do_not_change_while_a_sequence_runs(name: str) -> None:
-    policy = POLICIES.load(name)()
     root = make_sequence(0, 5)
     sequences = [root, root.fork(1, 1), root.fork(2, 2), make_sequence(3, 5), make_sequence(4, 5)]
-    for key in (policy.admission_key, policy.victim_key):
+    policy = arrived(name, *sequences)
+    for key in (policy.running_key, policy.victim_key):
         before = [key(sequence) for sequence in sequences]
         assert len(set(before)) == len(before)
         for sequence in sequences:
@@ -27,13 +41,50 @@ def test_keys_are_distinct_and_do_not_change_while_a_sequence_runs(name: str) ->
         assert [key(sequence) for sequence in sequences] == before
 
 
+@pytest.mark.parametrize("name", policy_names())
+@settings(deadline=None, max_examples=40)
+@given(
+    acts=st.lists(st.tuples(st.sampled_from("arl"), st.integers(0, 30)), max_size=60),
+    data=st.data(),
+)
+def test_a_queue_yields_everyone_once_and_the_same_twice(
+    name: str, acts: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    """`a`: one comes; `r`: one leaves; `l`: somebody looks at some of them."""
+    policy = POLICIES.load(name)(NO_PREFIXES)
+    queue = policy.make_queue()
+    queued: list[Sequence] = []
+    for number, (act, at) in enumerate(acts):
+        if act == "a":
+            sequence = make_sequence(number, 1 + at)
+            sequence.group.request = make_request(f"r{number}", 1 + at, tenant=str(at % 4))
+            policy.note_arrival(sequence.group)
+            queue.add(sequence)
+            queued.append(sequence)
+        elif act == "r" and queued:
+            sequence = queued.pop(at % len(queued))
+            queue.remove(sequence)
+            if data.draw(st.booleans()):
+                policy.note_computed(sequence, 0, sequence.num_tokens, sequence.num_tokens)
+            policy.note_end(sequence.group)
+        else:
+            looking = iter(queue)
+            for _ in range(at):
+                next(looking, None)
+        order = list(queue)
+        assert {s.seq_id for s in order} == {s.seq_id for s in queued}
+        assert len(order) == len(queued) == len(queue)
+        assert list(queue) == order
+
+
 def test_fcfs_serves_requests_in_order_and_samples_by_index_whenever_they_were_forked() -> None:
-    policy = FirstComeFirstServed()
     first, second = make_sequence(0, 5), make_sequence(1, 5)
     fork = first.fork(7, 1)
-    in_order = [first, fork, second]
-    assert sorted([second, fork, first], key=policy.admission_key) == in_order
-    assert sorted([second, fork, first], key=policy.victim_key) == in_order
+    queue = FCFS.make_queue()
+    for sequence in (second, fork, first):
+        queue.add(sequence)
+    assert list(queue) == [first, fork, second]
+    assert sorted([second, fork, first], key=FCFS.victim_key) == [first, fork, second]
 
 
 def served(*requests: tuple[str, int, float]) -> list[str]:
@@ -41,6 +92,11 @@ def served(*requests: tuple[str, int, float]) -> list[str]:
     sim = Simulation(64, 4, max_model_len=64, max_tokens=64, max_seqs=1, policy="priority")
     for name, priority, arrival_time in requests:
         sim.add(make_request(name, 8, priority=priority, arrival_time=arrival_time))
+    return order_of(sim)
+
+
+def order_of(sim: Simulation) -> list[str]:
+    """Run to the end; return the requests in the order of their first tokens."""
     order: list[str] = []
     while sim.scheduler.has_unfinished():
         sim.step()
@@ -59,7 +115,207 @@ def test_waiting_makes_up_for_priority() -> None:
 
 
 def test_running_sequence_with_the_last_turn_gives_way() -> None:
-    policy = Priority()
+    policy = Priority(NO_PREFIXES)
     urgent, low = make_sequence(0, 5), make_sequence(1, 5)
     low.group.request = make_request("low", 5, priority=3)
     assert max([urgent, low], key=policy.victim_key) is low
+
+
+# ---------------------------------------------------------------- fair
+
+
+def one_seat(policy: str, **settings: object) -> Simulation:
+    """Return a service with a single seat: the order of admission is the order of service."""
+    return Simulation(64, 4, max_model_len=64, max_tokens=64, max_seqs=1, policy=policy, **settings)
+
+
+def test_tenants_take_turns_however_many_requests_one_sends() -> None:
+    sim = one_seat("fair")
+    for number in range(6):
+        sim.add(make_request(f"flood{number}", 8, tenant="flood"))
+    for number in range(2):
+        sim.add(make_request(f"other{number}", 8, tenant="other"))
+    order = order_of(sim)
+    assert [name[:5] for name in order[:4]] == ["flood", "other", "flood", "other"]
+
+
+def test_tokens_count_and_not_requests() -> None:
+    sim = one_seat("fair")
+    for number in range(4):
+        sim.add(make_request(f"long{number}", 30, max_tokens=10, tenant="long"))
+        sim.add(make_request(f"tiny{number}", 5, max_tokens=5, tenant="tiny"))
+    # One long request is served for four short ones.
+    assert order_of(sim) == ["long0", "tiny0", "tiny1", "tiny2", "tiny3", "long1", "long2", "long3"]
+
+
+def test_weights_give_shares() -> None:
+    sim = one_seat("fair", tenant_weights={"heavy": 3.0})
+    for number in range(12):
+        sim.add(make_request(f"heavy{number}", 8, tenant="heavy"))
+        sim.add(make_request(f"light{number}", 8, tenant="light"))
+    first = [name[:5] for name in order_of(sim)[:12]]
+    assert first.count("heavy") == 9
+
+
+def test_tenant_that_comes_late_does_not_get_what_it_missed() -> None:
+    sim = one_seat("fair")
+    for number in range(20):
+        sim.add(make_request(f"early{number}", 8, tenant="early"))
+    for _ in range(40):
+        sim.step()
+    for number in range(10):
+        sim.add(make_request(f"later{number}", 8, tenant="later"))
+    order = order_of(sim)
+    behind = order[order.index("later0") :]
+    assert [name[:5] for name in behind[:6]] == ["later", "early"] * 3
+
+
+def test_newest_sequence_of_the_tenant_with_most_gives_way() -> None:
+    old, new, other = (make_sequence(number, 5) for number in range(3))
+    for sequence, tenant in ((old, "a"), (new, "a"), (other, "b")):
+        name = f"r{sequence.seq_id}"
+        sequence.group.request = make_request(name, 5, tenant=tenant)
+    policy = arrived("fair", old, new, other)
+    policy.note_computed(old, 0, 5, 5)
+    assert sorted([old, new, other], key=policy.victim_key) == [other, old, new]
+
+
+def test_one_tenant_that_floods_costs_the_others_little() -> None:
+    """Beside a flood, another tenant's wait is that of a service it shares with one tenant."""
+    waits = {}
+    for policy in ("fcfs", "fair"):
+        sim = Simulation(64, 4, max_model_len=64, max_tokens=64, max_seqs=4, policy=policy)
+        for number in range(60):
+            sim.add(make_request(f"flood{number}", 16, max_tokens=8, tenant="flood"))
+        sim.step()
+        sim.add(make_request("other", 16, max_tokens=8, tenant="other"))
+        while not sim.samples["other"]:
+            sim.step()
+        waits[policy] = sim.num_steps
+        sim.run()
+    assert waits["fair"] <= 12 < 60 < waits["fcfs"]
+
+
+def test_tenants_that_do_not_count_any_more_are_forgotten() -> None:
+    tenants = Tenants({})
+    tenants.arrive("stays")
+    for number in range(1000):
+        tenants.arrive(f"user{number}")
+        tenants.leave(f"user{number}")
+    assert len(tenants) <= 2
+    tenants.leave("stays")
+    assert len(tenants) == 0
+
+
+def test_tokens_computed_twice_or_found_in_the_cache_are_not_charged() -> None:
+    sim = Simulation(
+        9, 4, max_model_len=32, max_tokens=64, max_seqs=8, policy="fair", caches_prefixes=True
+    )
+    charged = 0
+
+    def note(sequence: Sequence, start: int, end: int, num_new: int) -> None:
+        nonlocal charged
+        charged += num_new
+
+    sim.scheduler._policy.note_computed = note  # type: ignore[method-assign]
+    for number in range(6):
+        sim.add(make_request(f"r{number}", 9, max_tokens=8))
+    sim.run()
+    assert sim.num_preempted > 0
+    assert sim.num_hits > 0
+    # Every token but the last is computed once; hits of first admissions were not computed.
+    assert charged == 6 * (9 + 8 - 1) - sim.num_hits
+
+
+# ---------------------------------------------------------------- prefix
+
+
+def prefix_service(max_seqs: int = 1) -> Simulation:
+    return Simulation(
+        256, 4, max_model_len=64, max_tokens=256, max_seqs=max_seqs, policy="prefix",
+        caches_prefixes=True,
+    )  # fmt: skip
+
+
+def document(kind: int, tail: int) -> tuple[int, ...]:
+    """Return a prompt of 20 shared tokens and 3 of its own."""
+    return (*range(kind * 100, kind * 100 + 20), 900 + tail, 901 + tail, 902 + tail)
+
+
+def test_longest_cached_prefix_is_first_also_of_what_is_computed_while_they_wait() -> None:
+    sim = prefix_service()
+    for number in range(9):
+        sim.add(make_request(f"doc{number % 3}_{number}", document(number % 3, number)))
+    kinds = [name[:4] for name in order_of(sim)]
+    assert kinds == ["doc0"] * 3 + ["doc1"] * 3 + ["doc2"] * 3
+    assert sim.num_hits == 6 * 20
+
+
+def test_what_came_with_a_cached_prefix_passes_what_came_without() -> None:
+    sim = prefix_service()
+    sim.add(make_request("first", document(0, 0)))
+    sim.run()
+    sim.add(make_request("other", document(1, 1)))
+    sim.add(make_request("again", document(0, 2)))
+    assert order_of(sim)[1:] == ["again", "other"]
+
+
+def test_evicted_prefix_does_not_count() -> None:
+    sim = prefix_service()
+    sim.add(make_request("first", document(0, 0)))
+    sim.run()
+    sim.add(make_request("holder", document(3, 3)))
+    sim.step()
+    sim.add(make_request("other", document(1, 1)))
+    sim.add(make_request("again", document(0, 2)))
+    sim.scheduler.forget_prefixes()
+    assert order_of(sim)[1:] == ["holder", "other", "again"]
+
+
+def test_request_without_cached_prefix_waits_for_so_many_others_at_most() -> None:
+    sim = prefix_service()
+    sim.add(make_request("warm", document(0, 0), max_tokens=1))
+    sim.step()
+    sim.add(make_request("cold", document(1, 1), max_tokens=1))
+    passed = 0
+    while not sim.samples["cold"]:
+        for _ in range(2):
+            sim.add(make_request(f"hit{passed}_{sim.num_steps}_{_}", document(0, 2), max_tokens=1))
+        sim.step()
+        passed += 1
+        assert passed <= MOST_PASSED + 2, "it is starved"
+    assert passed > MOST_PASSED // 2
+    sim.run()
+
+
+def test_many_that_wait_for_one_prefix_are_looked_up_some_a_step() -> None:
+    blocks = BlockManager(64, 4, caches_prefixes=True)
+    policy = POLICIES.load("prefix")(PolicySetting(blocks))
+    queue = policy.make_queue()
+    sequences = []
+    for number in range(500):
+        sequence = make_sequence(number, 1)
+        sequence.prompt_token_ids = document(0, number)
+        sequence.num_tokens = 23
+        blocks.name_blocks(sequence)
+        sequences.append(sequence)
+        queue.add(sequence)
+    first = sequences[-1]
+    queue.remove(first)
+    blocks.extend(first.seq_id, 0, 23)
+    blocks.seal(first, 0, 23)
+    policy.note_computed(first, 0, 23, 23)
+    num_lookups = 0
+    find = blocks.find
+
+    def counted(name: bytes) -> int | None:
+        nonlocal num_lookups
+        num_lookups += 1
+        return find(name)
+
+    blocks.find = counted  # type: ignore[method-assign]
+    for _ in range(10):
+        before = num_lookups
+        assert next(iter(queue)) is sequences[0]
+        assert num_lookups - before < 1000
+    assert {queue._depths[s.seq_id] for s in sequences[:-1]} == {5}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagemill.core.policies.fcfs import FirstComeFirstServed
 from pagemill.core.preemption import VictimQueue
 from pagemill.core.sequence import Sequence
-from tests.core.test_planner import make_sequence
+from tests.core.test_planner import FCFS, make_sequence
 
 
 @dataclass
@@ -28,7 +27,7 @@ def victims(
     queue = VictimQueue(
         [sequences[i] for i in running_ids],
         [sequences[i] for i in holder_ids],
-        FirstComeFirstServed(),
+        FCFS,
     )
     order = []
     while victim := queue.next_for(sequences[needy_id], Frees(freeing_ids)):

@@ -42,10 +42,12 @@ class Simulation:
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
         policy: str = "fcfs", caches_prefixes: bool = False,
+        tenant_weights: dict[str, float] | None = None,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
-            max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy
-        )
+            max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy,
+            tenant_weights=tenant_weights or {},
+        )  # fmt: skip
         self.max_model_len = max_model_len
         self.config = config
         self.scheduler = Scheduler(
@@ -196,6 +198,7 @@ class RandomService(RuleBasedStateMachine):
                 stop_ids=ending if by_stop else frozenset(),
                 prompt_logprobs=1 if scored else None,
                 salt=data.draw(st.sampled_from(SALTS)),
+                tenant=data.draw(st.sampled_from(["", "a", "b"])),
             )
         )
         self.num_added += 1

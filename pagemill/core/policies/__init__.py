@@ -9,6 +9,8 @@ POLICIES: Registry[type[Policy]] = Registry(
     "scheduling policy",
     {
         "fcfs": "pagemill.core.policies.fcfs:FirstComeFirstServed",
+        "fair": "pagemill.core.policies.fair:Fair",
+        "prefix": "pagemill.core.policies.prefix:LongestPrefixFirst",
         "priority": "pagemill.core.policies.priority:Priority",
     },
 )

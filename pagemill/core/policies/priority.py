@@ -7,22 +7,36 @@ served in order of arrival, and whoever has waited long enough is first whatever
 
 from __future__ import annotations
 
+from pagemill.core.policies.base import Key, Policy, PolicySetting, WaitingQueue
 from pagemill.core.sequence import Sequence
+from pagemill.core.sequence_queue import SequenceQueue
 
 STEP_S = 30.0
 
 
-class Priority:
+def turn_key(sequence: Sequence) -> Key:
+    """Return (when its turn is, in milliseconds; number of the request; index of the sample)."""
+    group = sequence.group
+    turn_s = group.arrival_time + group.request.priority * STEP_S
+    return (round(1000 * turn_s), group.number, sequence.sample_index)
+
+
+class Priority(Policy):
     """Serve the most urgent request first; the least urgent gives way first."""
 
     uses_priority = True
 
-    def admission_key(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return (when its turn is, in milliseconds; number of the request; index of the sample)."""
-        group = sequence.group
-        turn_s = group.arrival_time + group.request.priority * STEP_S
-        return (round(1000 * turn_s), group.number, sequence.sample_index)
+    def __init__(self, setting: PolicySetting) -> None:
+        """Take nothing of the setting."""
 
-    def victim_key(self, sequence: Sequence) -> tuple[int, ...]:
+    def make_queue(self) -> WaitingQueue:
+        """Return a queue in order of turns."""
+        return SequenceQueue(turn_key)
+
+    def running_key(self, sequence: Sequence) -> Key:
+        """Return the turn."""
+        return turn_key(sequence)
+
+    def victim_key(self, sequence: Sequence) -> Key:
         """Return the same key: whose turn is last gives way first."""
-        return self.admission_key(sequence)
+        return turn_key(sequence)
