@@ -149,7 +149,13 @@ class EngineArgs:
     enable_chunked_prefill: bool | None = arg(
         None, "scheduler", "long prompts are computed over several steps",
     )  # fmt: skip
-    scheduling_policy: str = arg("fcfs", "scheduler", "order of service")
+    scheduling_policy: str = arg(
+        "fcfs", "scheduler", "order of service: fcfs, priority (lower first, with ageing), fair (by "
+        "tenant: API key or user), prefix (what is cached first)",
+    )  # fmt: skip
+    tenant_weights: dict[str, float] = arg(
+        {}, "scheduler", "shares of tenants under policy fair, by API key or user (JSON); others: 1"
+    )
     # -- parallel
     tensor_parallel_size: int = arg(
         1, "parallel", "ranks that share each layer", unsupported=_ONE_RANK

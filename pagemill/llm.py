@@ -20,7 +20,7 @@ from pagemill.engine.prometheus import Metric, PrometheusStatLogger
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import NotSupportedError, RequestError
 from pagemill.log import get_logger
-from pagemill.messages import EngineRequest
+from pagemill.messages import PLAIN_TERMS, EngineRequest, ServiceTerms
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams, is_whole_number
 from pagemill.tokenizer.base import Tokenizer
@@ -54,18 +54,23 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: None = None,
         priority: Sequence[int] | None = None,
+        tenant: str | Sequence[str] = "",
+        start_timeout: float | None = None,
+        request_timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Return one finished output a prompt, in order.
 
         `prompts`: one prompt or a list of them; a prompt is a string, a list of token ids, or a dict
         with "prompt" or "prompt_token_ids". `sampling_params`: one for all, a list of the same length,
         or None for the model's defaults. Everything is checked before anything is queued; RequestError
-        names what is wrong. A request that breaks later has finish_reason "error" and says why.
+        names what is wrong. A request that breaks later has finish_reason "error" and says why. `tenant`
+        (one for all, or one each) and the timeouts (seconds, of each request): `LLMEngine.add_request`.
         """
         if lora_request is not None:
             raise NotSupportedError("lora_request: this version serves no LoRA adapters")
         batch = _prompt_list(prompts)
-        return self._run(batch, _params_list(sampling_params, len(batch)), priority, use_tqdm)
+        terms = _terms_list(len(batch), priority, tenant, start_timeout, request_timeout)
+        return self._run(batch, _params_list(sampling_params, len(batch)), terms, use_tqdm)
 
     def chat(
         self,
@@ -104,16 +109,17 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
             if "max_tokens" not in self.llm_engine.config.model.generation_config:
                 sampling_params.max_tokens = None
-        return self._run(prompts, _params_list(sampling_params, len(prompts)), None, use_tqdm)
+        terms = [PLAIN_TERMS] * len(prompts)
+        return self._run(prompts, _params_list(sampling_params, len(prompts)), terms, use_tqdm)
 
     def _run(
         self,
         prompts: Sequence[Any],
         params: Sequence[SamplingParams | None],
-        priority: Sequence[int] | None,
+        terms: Sequence[ServiceTerms],
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
-        requests = self._check(prompts, params, priority)
+        requests = self._check(prompts, params, terms)
         order = [request.request_id for request in requests]
         try:
             for request in requests:
@@ -129,13 +135,8 @@ class LLM:
         self,
         prompts: Sequence[Any],
         params: Sequence[SamplingParams | None],
-        priority: Sequence[int] | None,
+        terms: Sequence[ServiceTerms],
     ) -> list[EngineRequest]:
-        if priority is not None and len(priority) != len(prompts):
-            raise RequestError(
-                f"priority has {len(priority)} entries for {len(prompts)} prompts; give one each",
-                param="priority",
-            )
         requests = []
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             own = self.get_default_sampling_params() if own is None else _final_only(own)
@@ -145,7 +146,7 @@ class LLM:
                     f"prompt-{next(self._ids)}",
                     prompt,
                     own,
-                    priority=0 if priority is None else priority[index],
+                    terms=terms[index],
                 )
             )
         return requests
@@ -230,6 +231,37 @@ def _params_list(params: Params, num_prompts: int) -> list[SamplingParams | None
             param="sampling_params",
         )
     return list(params)
+
+
+def _terms_list(
+    num_prompts: int,
+    priority: Sequence[int] | None,
+    tenant: str | Sequence[str],
+    start_timeout: float | None,
+    request_timeout: float | None,
+) -> list[ServiceTerms]:
+    """Return one a prompt."""
+    priorities = [0] * num_prompts if priority is None else priority
+    tenants = [tenant] * num_prompts if isinstance(tenant, str) else tenant
+    for name, given in (("priority", priorities), ("tenant", tenants)):
+        if not isinstance(given, (list, tuple)):
+            raise RequestError(
+                f"{name} is {type(given).__name__}; it must be a list of one each", param=name
+            )
+        if len(given) != num_prompts:
+            raise RequestError(
+                f"{name} has {len(given)} entries for {num_prompts} prompts; give one each",
+                param=name,
+            )
+    return [
+        ServiceTerms(
+            priority=priorities[index],
+            tenant=tenants[index],
+            start_timeout=start_timeout,
+            request_timeout=request_timeout,
+        )
+        for index in range(num_prompts)
+    ]
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:

@@ -54,6 +54,29 @@ class SamplingSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTerms:
+    """How a request wants to be served; whatever it says, the tokens are the same."""
+
+    priority: int = 0  # lower is sooner; policy "priority" looks at it
+    tenant: str = ""  # whose work it is; policy "fair" shares by it
+    # Seconds from now; None: no limit. What is not begun, or not finished, by then is dropped.
+    start_timeout: float | None = None
+    request_timeout: float | None = None
+
+
+PLAIN_TERMS = ServiceTerms()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDeadlines:
+    """When a request has to be begun and finished, in seconds of `time.monotonic`; None: no limit."""
+
+    since: float
+    start_by: float | None = None
+    end_by: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """A checked request: tokens, not text. Made by `engine.input_processor`."""
 
@@ -68,7 +91,8 @@ class EngineRequest:
     stop_token_ids: frozenset[int]  # the caller's, plus stop strings that are one special token
     arrival_time: float  # seconds, time.time()
     priority: int = 0
-    tenant: str = ""  # whose work it is, for policies that share by tenant
+    tenant: str = ""
+    deadlines: RequestDeadlines | None = None
     num_truncated_prompt_tokens: int = 0
     # What keys and values hang on beside the tokens, as (label, value): the prefix cache keeps apart
     # what differs here.
@@ -121,6 +145,16 @@ class IgnoredRequest:
 
     request_id: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredRequest:
+    """A request that was dropped because its time was over."""
+
+    request_id: str
+    deadline: str  # "start" | "end"
+    message: str
+    updates: tuple[SequenceUpdate, ...]  # the last ones of its samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,4 +287,5 @@ class StepStats:
     time_to_first_token_s: tuple[float, ...] = ()
     inter_token_latency_s: tuple[float, ...] = ()
     finished: tuple[FinishedStats, ...] = ()
+    expired: tuple[str, ...] = ()  # "start" or "end" of each request dropped for its deadline
     timings_s: dict[str, float] = field(default_factory=dict)  # part of the step -> seconds

@@ -110,6 +110,23 @@ def test_bad_lists_of_priorities_are_refused(llm: LLM) -> None:
             llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=priority)
 
 
+def test_tenants_are_one_for_all_or_one_each(llm: LLM) -> None:
+    for tenant in ("a", ["a", "b"]):
+        outputs = llm.generate(["a", "b"], GREEDY, use_tqdm=False, tenant=tenant)
+        assert len(outputs) == 2
+    for tenant in (["a"], 5, [1, 2]):
+        with pytest.raises(RequestError, match="tenant"):
+            llm.generate(["a", "b"], GREEDY, use_tqdm=False, tenant=tenant)  # type: ignore[arg-type]
+
+
+def test_request_without_time_ends_with_the_reason(llm: LLM) -> None:
+    (out,) = llm.generate("a", GREEDY, use_tqdm=False, request_timeout=1e-9)
+    assert out.timed_out
+    assert out.outputs[0].finish_reason == "abort"
+    with pytest.raises(RequestError, match="start_timeout is -1"):
+        llm.generate("a", GREEDY, use_tqdm=False, start_timeout=-1)
+
+
 def test_adapters_are_refused_by_name(llm: LLM) -> None:
     with pytest.raises(NotSupportedError, match="lora_request"):
         llm.generate("a", GREEDY, lora_request=object(), use_tqdm=False)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@
     block_manager   block tables; commits what the planner planned
     step_commit     a plan becomes blocks, counts and the message to the ranks
     step_results    what the ranks computed becomes tokens, forks and ends
+    deadlines       which requests have run out of time
     stop_checker    pure: token stops and string stops
     policies/       order of admission and of preemption
 """

@@ -5,7 +5,7 @@ The face of the planning wing. A step is
     schedule()   plan (pure, `planner`), then commit (`step_commit`): blocks, queues, counts -> SchedulerOutput
     update()     append tokens, token stops, forks (`step_results`)                          -> SequenceUpdate
 
-and between steps requests are added, aborted, or finished by a string stop. One step is in flight at most.
+and between steps requests are added, aborted, expired, or finished by a string stop. One step is in flight at most.
 The sequences, their queues and their blocks are in the `roster`.
 
 Called by `engine.llm_engine`, from one thread.
@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from pagemill.config import SchedulerConfig
 from pagemill.core.block_manager import BlockManager
+from pagemill.core.deadlines import Deadlines
 from pagemill.core.planner import PlanView, StepLimits, plan_step
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
@@ -27,6 +28,7 @@ from pagemill.core.step_results import StepResults
 from pagemill.errors import CacheTooSmallError, RequestError
 from pagemill.messages import (
     EngineRequest,
+    ExpiredRequest,
     IgnoredRequest,
     QueueSizes,
     SchedulerOutput,
@@ -62,7 +64,8 @@ class Scheduler:
         setting = PolicySetting(self._blocks, config.tenant_weights)
         self._policy = POLICIES.load(config.policy)(setting)
         self._roster = Roster(self._blocks, self._policy, config.max_num_seqs)
-        # `clock` gives seconds; a simulation has its own.
+        self._deadlines = Deadlines()
+        self._clock = clock  # seconds of `time.monotonic`; a simulation has its own
         self._commit = StepCommit(self._roster, clock)
         self._results = StepResults(self._roster, max_model_len, clock)
         self._ignored: dict[str, tuple[EngineRequest, IgnoredRequest]] = {}  # to be answered
@@ -85,7 +88,8 @@ class Scheduler:
         if reason is not None:
             self._ignored[request_id] = (request, IgnoredRequest(request_id, reason))
             return
-        self._roster.enter(request)
+        root = self._roster.enter(request)
+        self._deadlines.add(root.group)
 
     def abort(self, request_id: str) -> list[SequenceUpdate]:
         """End a request; its blocks are free at once. Unknown and ended ids give an empty list."""
@@ -102,6 +106,18 @@ class Scheduler:
             ]
         group = self._roster.groups.get(request_id)
         return [] if group is None else self._roster.end_group(group, "abort")
+
+    def expire(self) -> list[ExpiredRequest]:
+        """Drop the requests whose time is over; called between steps. Their blocks are free at once."""
+        return [
+            ExpiredRequest(
+                expiry.group.request_id,
+                expiry.deadline,
+                expiry.message,
+                tuple(self._roster.end_group(expiry.group, "abort")),
+            )
+            for expiry in self._deadlines.take_expired(self._clock())
+        ]
 
     def finish(self, seq_id: int, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence for a reason found outside (a string stop); unknown or ended: nothing."""

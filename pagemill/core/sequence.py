@@ -58,6 +58,11 @@ class SequenceGroup:
         return self.request.request_id
 
     @property
+    def is_begun(self) -> bool:
+        """Return whether something was computed for the request; asked while it is unfinished."""
+        return any(s.first_scheduled_time is not None for s in self.sequences.values())
+
+    @property
     def arrival_time(self) -> float:
         """Return when the request arrived, in seconds of `time.time`."""
         return self.request.arrival_time

@@ -60,11 +60,28 @@ def check_arguments(args: EngineArgs) -> None:
     for name in ("hf_overrides", "override_generation_config"):
         if not isinstance(getattr(args, name), dict):
             raise _bad(name, getattr(args, name), "a dict")
+    _check_tenant_weights(args)
     processors = args.logits_processors
     if not isinstance(processors, (list, tuple)) or not all(
         isinstance(p, str) and re.fullmatch(r"[\w.]+:[\w.]+", p) for p in processors
     ):
         raise _bad("logits_processors", processors, "a list of 'module:attribute' strings")
+
+
+def _check_tenant_weights(args: EngineArgs) -> None:
+    weights = args.tenant_weights
+    wanted = "a dict from tenant to a number greater than 0"
+    if not isinstance(weights, dict):
+        raise _bad("tenant_weights", weights, wanted)
+    for tenant, weight in weights.items():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not isinstance(tenant, str) or not is_number or not 0 < weight < math.inf:
+            raise _bad("tenant_weights", weights, wanted)
+    if weights and args.scheduling_policy != "fair":
+        raise ConfigError(
+            f"tenant_weights is given, but scheduling_policy {args.scheduling_policy!r} does not look at "
+            "it; leave it out, or set scheduling_policy to 'fair'"
+        )
 
 
 def _check_whole_number(args: EngineArgs, name: str, low: int, high: int | None) -> None:

@@ -29,7 +29,7 @@ from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError, NotSupportedError, PagemillError, RequestError
 from pagemill.executor.base import MemoryPlan
 from pagemill.log import setup_logging
-from pagemill.messages import EngineRequest
+from pagemill.messages import PLAIN_TERMS, EngineRequest, ServiceTerms
 from pagemill.outputs import RequestOutput
 from pagemill.registry import Registry
 from pagemill.sampling_params import SamplingParams
@@ -115,17 +115,30 @@ class AsyncLLMEngine:
         lora_request: None = None,
         *,
         priority: int = 0,
+        tenant: str = "",
+        start_timeout: float | None = None,
+        request_timeout: float | None = None,
         length_rule: LengthRule = LengthRule.CLAMP,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs as `sampling_params.output_kind` says.
 
         A generator that is left early aborts its request and frees its blocks. Raises RequestError for
-        a bad request and EngineDeadError when the engine is gone.
+        a bad request and EngineDeadError when the engine is gone. Tenant and timeouts: see
+        `LLMEngine.add_request`.
         """
         if lora_request is not None:
             raise NotSupportedError("lora_request: this version serves no LoRA adapters")
         request = await self.prepare(
-            prompt, sampling_params, request_id, priority=priority, length_rule=length_rule
+            prompt,
+            sampling_params,
+            request_id,
+            terms=ServiceTerms(
+                priority=priority,
+                tenant=tenant,
+                start_timeout=start_timeout,
+                request_timeout=request_timeout,
+            ),
+            length_rule=length_rule,
         )
         async with contextlib.aclosing(self.stream(request)) as outputs:
             async for output in outputs:
@@ -137,7 +150,7 @@ class AsyncLLMEngine:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
+        terms: ServiceTerms = PLAIN_TERMS,
         length_rule: LengthRule = LengthRule.CLAMP,
     ) -> EngineRequest:
         """Check a request without queueing it; `stream` runs it. Raises RequestError."""
@@ -147,7 +160,7 @@ class AsyncLLMEngine:
 
         def process() -> EngineRequest:
             return self._inputs.process(
-                request_id, prompt, sampling_params, priority=priority, length_rule=length_rule
+                request_id, prompt, sampling_params, terms=terms, length_rule=length_rule
             )
 
         if _length(prompt) > _LONG_PROMPT:

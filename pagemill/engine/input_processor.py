@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagemill.config import ModelConfig, SchedulerConfig
-from pagemill.core.policies import POLICIES
+from pagemill.engine.service_checks import check_terms, deadlines_of
 from pagemill.engine.vocabulary import (
     bad_word_ids,
     check_ids,
@@ -26,7 +26,7 @@ from pagemill.engine.vocabulary import (
     special_stops,
 )
 from pagemill.errors import NotSupportedError, PromptTooLongError, RequestError
-from pagemill.messages import EngineRequest, SamplingSpec
+from pagemill.messages import PLAIN_TERMS, EngineRequest, SamplingSpec, ServiceTerms
 from pagemill.sampling_params import SamplingParams, is_whole_number, shown
 from pagemill.tokenizer.base import Tokenizer
 
@@ -88,7 +88,7 @@ class InputProcessor:
         params: SamplingParams | None = None,
         *,
         arrival_time: float | None = None,
-        priority: int = 0,
+        terms: ServiceTerms = PLAIN_TERMS,
         length_rule: LengthRule = LengthRule.CLAMP,
     ) -> EngineRequest:
         """Check everything and return the request; raises RequestError (NotSupportedError).
@@ -99,7 +99,7 @@ class InputProcessor:
             raise RequestError(
                 f"request_id is {request_id!r}; it must be a non-empty string", param="request_id"
             )
-        self._check_priority(priority)
+        check_terms(terms, self._policy)
         own = self._own_params(params)
         read = self._read_prompt(prompt)
         token_ids, num_truncated = self._truncate(read.token_ids, own)
@@ -123,7 +123,9 @@ class InputProcessor:
             eos_token_ids=frozenset(() if own.ignore_eos else self._model.eos_token_ids),
             stop_token_ids=stop_ids,
             arrival_time=time.time() if arrival_time is None else arrival_time,
-            priority=priority,
+            priority=terms.priority,
+            tenant=terms.tenant,
+            deadlines=deadlines_of(terms, time.monotonic()),
             num_truncated_prompt_tokens=num_truncated,
             cache_keys=() if read.cache_salt is None else (("cache_salt", read.cache_salt),),
         )
@@ -157,18 +159,6 @@ class InputProcessor:
                     )
             own.detokenize = False
         return own
-
-    def _check_priority(self, priority: object) -> None:
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(
-                f"priority is {priority!r}; it must be a whole number", param="priority"
-            )
-        if priority != 0 and not POLICIES.load(self._policy).uses_priority:
-            raise RequestError(
-                f"priority is {priority}, but the engine's scheduling_policy {self._policy!r} does not "
-                "look at it; leave it at 0, or start the engine with scheduling_policy 'priority'",
-                param="priority",
-            )
 
     def _sampling(self, params: SamplingParams) -> tuple[frozenset[int], SamplingSpec]:
         """Return the ids that stop beside EOS, and the sampler's view of the parameters."""

@@ -28,6 +28,7 @@ from pagemill.messages import (
     EngineRequest,
     SchedulerOutput,
     SequenceUpdate,
+    ServiceTerms,
     StepOutput,
 )
 from pagemill.outputs import RequestOutput
@@ -112,14 +113,26 @@ class LLMEngine:
         lora_request: None = None,
         *,
         priority: int = 0,
+        tenant: str = "",
+        start_timeout: float | None = None,
+        request_timeout: float | None = None,
     ) -> None:
-        """Check a request and queue it; raises RequestError before anything is queued."""
+        """Check a request and queue it; raises RequestError before anything is queued.
+
+        `tenant` is whose work it is (policy "fair"). A request that is not begun after `start_timeout`
+        seconds, or not finished after `request_timeout` seconds, is dropped: its last output has
+        finish_reason "abort", `timed_out`, and the reason in `error`.
+        """
         if lora_request is not None:
             raise NotSupportedError("lora_request: this version serves no LoRA adapters")
+        terms = ServiceTerms(
+            priority=priority,
+            tenant=tenant,
+            start_timeout=start_timeout,
+            request_timeout=request_timeout,
+        )
         self.add_checked(
-            self._inputs.process(
-                request_id, prompt, params, arrival_time=arrival_time, priority=priority
-            )
+            self._inputs.process(request_id, prompt, params, arrival_time=arrival_time, terms=terms)
         )
 
     def add_checked(self, request: EngineRequest) -> None:
@@ -183,6 +196,7 @@ class LLMEngine:
 
     def _step(self) -> list[RequestOutput]:
         counts, laps = StepCounts(), _Laps()
+        expired = self._scheduler.expire()
         scheduled = self._scheduler.schedule()
         laps.end("schedule")
         result = self._execute(scheduled)
@@ -190,6 +204,7 @@ class LLMEngine:
         updates = self._scheduler.update(scheduled, result)
         laps.end("update")
         outputs = self._process(scheduled, updates, counts)
+        outputs += self._outputs.expire(expired, time.monotonic(), counts)
         laps.end("process")
         self._record(counts, scheduled, laps.seconds | result.timings_s)
         return outputs

@@ -22,7 +22,13 @@ from dataclasses import dataclass, field
 from pagemill.engine.sample_text import SampleText
 from pagemill.engine.stats import StepCounts, finished_stats
 from pagemill.engine.vocabulary import special_stops
-from pagemill.messages import EngineRequest, IgnoredRequest, SequenceUpdate, TokenScores
+from pagemill.messages import (
+    EngineRequest,
+    ExpiredRequest,
+    IgnoredRequest,
+    SequenceUpdate,
+    TokenScores,
+)
 from pagemill.outputs import (
     CompletionOutput,
     Logprob,
@@ -94,6 +100,7 @@ class _Request:
         self.num_cached_tokens = 0
         self.num_unfinished = request.num_samples
         self.error: str | None = None
+        self.timed_out = False
         self.sent_prompt_logprobs = False
         self.ranked = request.num_samples > params.n
         self.kind = RequestOutputKind.FINAL_ONLY if self.ranked else params.output_kind
@@ -183,6 +190,23 @@ class OutputProcessor:
         """End the requests that the scheduler says can never run."""
         outputs = [self.end(i.request_id, "error", now, counts, i.message) for i in ignored]
         return [output for output in outputs if output is not None]
+
+    def expire(
+        self, expired: Iterable[ExpiredRequest], now: float, counts: StepCounts
+    ) -> list[RequestOutput]:
+        """End the requests that the scheduler dropped because their time was over."""
+        outputs = []
+        for one in expired:
+            state = self._requests.get(one.request_id)
+            if state is None:
+                continue
+            state.timed_out = True
+            counts.expired.append(one.deadline)
+            self.note_times(one.updates)
+            output = self.end(one.request_id, "abort", now, counts, one.message)
+            assert output is not None, "an unfinished request has an end to tell"
+            outputs.append(output)
+        return outputs
 
     # ------------------------------------------------------------ one update
 
@@ -327,6 +351,7 @@ class OutputProcessor:
                 metrics=_copy(state.metrics),
                 num_cached_tokens=state.num_cached_tokens,
                 error=state.error,
+                timed_out=state.timed_out,
                 num_truncated_prompt_tokens=request.num_truncated_prompt_tokens,
                 num_discarded_tokens=self._num_discarded(state, samples),
             )

@@ -85,6 +85,8 @@ class PrometheusStatLogger:
             self._first_token.observe(seconds)
         for seconds in stats.inter_token_latency_s:
             self._inter_token.observe(seconds)
+        for deadline in stats.expired:
+            self._expired[deadline].inc()
         for finished in stats.finished:
             self._record_finished(finished)
 
@@ -166,6 +168,16 @@ class PrometheusStatLogger:
         self._success = {
             reason: success.labels(**self._labels, finished_reason=reason)
             for reason in FINISH_REASONS
+        }
+        expired = Counter(
+            self._name("request_deadline_exceeded"),
+            "Requests that were dropped because a deadline of theirs passed.",
+            [*self._labels, "deadline"],
+            registry=self.registry,
+        )
+        self._expired = {
+            deadline: expired.labels(**self._labels, deadline=deadline)
+            for deadline in ("start", "end")
         }
 
     def _make_histograms(self, max_model_len: int) -> None:

@@ -316,7 +316,10 @@ def _scheduler(args: EngineArgs, notes: _Notes) -> SchedulerConfig:
         notes.say("max_num_seqs", seqs, reason)
     POLICIES.load(args.scheduling_policy)
     return SchedulerConfig(
-        max_num_batched_tokens=tokens, max_num_seqs=seqs, policy=args.scheduling_policy
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        policy=args.scheduling_policy,
+        tenant_weights=dict(args.tenant_weights),
     )
 
 

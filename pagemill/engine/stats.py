@@ -36,6 +36,7 @@ class StepCounts:
     time_to_first_token_s: list[float] = field(default_factory=list)
     inter_token_latency_s: list[float] = field(default_factory=list)
     finished: list[FinishedStats] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)  # deadlines that passed: "start" | "end"
 
     def freeze(
         self,
@@ -59,6 +60,7 @@ class StepCounts:
             time_to_first_token_s=tuple(self.time_to_first_token_s),
             inter_token_latency_s=tuple(self.inter_token_latency_s),
             finished=tuple(self.finished),
+            expired=tuple(self.expired),
             timings_s=timings_s or {},
         )
 

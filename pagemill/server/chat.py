@@ -17,6 +17,7 @@ from pagemill.messages import EngineRequest
 from pagemill.outputs import CompletionOutput, RequestOutput
 from pagemill.server.errors import ApiError, to_api_error
 from pagemill.server.logprobs import chat_logprobs, prompt_logprobs_object
+from pagemill.server.middleware import api_key_of
 from pagemill.server.protocol import ChatRequest, read_chat
 from pagemill.server.serving import Serving, check_outcome
 from pagemill.server.streaming import EventStream, closed_response, event, until_disconnect
@@ -33,7 +34,7 @@ def routes(serving: Serving) -> list[Route]:
         prompt = await serving.prompt(text, add_special_tokens=body.add_special_tokens)
         name = f"chatcmpl-{uuid.uuid4().hex}"
         try:
-            ready = await serving.prepare(name, prompt, body)
+            ready = await serving.prepare(name, prompt, body, api_key_of(request))
         except RequestError as error:
             raise to_api_error(error, body.renames) from None
         answer = _Answer(serving, body, ready)

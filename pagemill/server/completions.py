@@ -22,6 +22,7 @@ from pagemill.server.logprobs import (
     completion_logprobs,
     prompt_logprobs_object,
 )
+from pagemill.server.middleware import api_key_of
 from pagemill.server.protocol import CompletionRequest, read_completion
 from pagemill.server.serving import Prompt, Serving, check_outcome
 from pagemill.server.streaming import (
@@ -44,7 +45,7 @@ def routes(serving: Serving) -> list[Route]:
         add = body.add_special_tokens
         prompts = [await serving.prompt(p, add_special_tokens=add) for p in body.prompts]
         answer = _Answer(serving, body, prompts)
-        await answer.prepare()
+        await answer.prepare(api_key_of(request))
         if body.stream is not None:
             return EventStream(answer.events())
         whole = await until_disconnect(request, answer.whole())
@@ -75,12 +76,12 @@ class _Answer:
         self._requests: list[EngineRequest] = []
         self._usage = Usage([])
 
-    async def prepare(self) -> None:
+    async def prepare(self, api_key: str | None) -> None:
         """Check every prompt before any is queued."""
         body = self._body
         for i, prompt in enumerate(self._prompts):
             name = f"{self._id}-{i}"
-            request = await self._serving.prepare(name, prompt, body)
+            request = await self._serving.prepare(name, prompt, body, api_key)
             self._requests.append(request)
         self._usage = Usage(self._requests)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from pagemill.config import EngineConfig
 from pagemill.engine.input_processor import LengthRule
 from pagemill.engine.stats import StatLogger
-from pagemill.messages import EngineRequest
+from pagemill.messages import PLAIN_TERMS, EngineRequest, ServiceTerms
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import SamplingParams
 from pagemill.tokenizer.base import Tokenizer
@@ -36,7 +36,7 @@ class EngineClient(Protocol):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
+        terms: ServiceTerms = PLAIN_TERMS,
         length_rule: LengthRule = LengthRule.CLAMP,
     ) -> EngineRequest:
         """Check a request without queueing it; raises RequestError."""

@@ -23,7 +23,15 @@ logger = get_logger(__name__)
 # What a load balancer and a scraper ask carries no key.
 OPEN_PATHS = ("/health", "/ready", "/version", "/metrics")
 
+_API_KEY = "pagemill.api_key"  # of the scope: the key that the request carried
+
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def api_key_of(request: Request) -> str | None:
+    """Return the key that a request was let in with; None where no key is asked for."""
+    key: str | None = request.scope.get(_API_KEY)
+    return key
 
 
 def answer_errors(route: Route) -> Route:
@@ -54,7 +62,9 @@ class ApiKeys:
         is_open = (
             scope["type"] != "http" or scope["method"] == "OPTIONS" or _path(scope) in OPEN_PATHS
         )
-        if is_open or self._is_known(Headers(scope=scope).get("authorization", "")):
+        key = self._known(Headers(scope=scope).get("authorization", ""))
+        if is_open or key is not None:
+            scope[_API_KEY] = key
             await self._app(scope, receive, send)
             return
         refusal = ApiError(
@@ -65,12 +75,13 @@ class ApiKeys:
         )
         await refusal.response()(scope, receive, send)
 
-    def _is_known(self, header: str) -> bool:
+    def _known(self, header: str) -> str | None:
+        """Return the key that a header carries, if it is one of ours."""
         kind, _, key = header.partition(" ")
         said = key.strip().encode()
         # Every key is compared, in constant time each: the answer's time tells nothing.
         matches = [hmac.compare_digest(said, known) for known in self._keys]
-        return kind.lower() == "bearer" and any(matches)
+        return said.decode() if kind.lower() == "bearer" and any(matches) else None
 
 
 class RequestLog:

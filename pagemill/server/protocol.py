@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagemill.errors import PagemillError
+from pagemill.messages import ServiceTerms
 from pagemill.sampling_params import RequestOutputKind, SamplingParams, shown
 from pagemill.server.errors import ApiError, to_api_error
 from pagemill.server.fields import Fields, wrong
 
 # Bookkeeping of OpenAI's platform: who asks, where to file it, how to bill it. No answer depends on it.
 NO_MEANING = (
-    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+    "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "parallel_tool_calls",
 )  # fmt: skip
 
@@ -83,7 +84,7 @@ class GenerationRequest:
     model: str | None
     params: SamplingParams
     stream: StreamOptions | None
-    priority: int
+    terms: ServiceTerms  # the tenant is the field `user`
     cache_salt: str | None
     add_special_tokens: bool
     return_token_ids: bool
@@ -238,7 +239,12 @@ def read_detokenize(data: dict[str, Any]) -> DetokenizeRequest:
 def _common(fields: Fields, *, add_special_tokens: bool) -> dict[str, Any]:
     return {
         "model": fields.text("model"),
-        "priority": fields.whole("priority", -(2**31), 2**31 - 1) or 0,
+        "terms": ServiceTerms(
+            priority=fields.whole("priority", -(2**31), 2**31 - 1) or 0,
+            tenant=fields.text("user") or "",
+            start_timeout=fields.take("start_timeout"),
+            request_timeout=fields.take("request_timeout"),
+        ),
         "cache_salt": fields.text("cache_salt"),
         "add_special_tokens": fields.flag("add_special_tokens", add_special_tokens),
         "return_token_ids": fields.flag("return_token_ids", False),

@@ -7,6 +7,7 @@ ready; until then, and after it died, routes that need it answer 503.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from starlette.requests import Request
 
 from pagemill.engine.input_processor import LengthRule
 from pagemill.errors import RequestError
-from pagemill.messages import EngineRequest
+from pagemill.messages import EngineRequest, ServiceTerms
 from pagemill.outputs import RequestOutput
 from pagemill.server.body import read_json
 from pagemill.server.engine_client import EngineClient
@@ -170,7 +171,7 @@ class Serving:
             raise ApiError(str(error), param=error.param or "messages") from None
 
     async def prepare(
-        self, request_id: str, prompt: Prompt, body: GenerationRequest
+        self, request_id: str, prompt: Prompt, body: GenerationRequest, api_key: str | None
     ) -> EngineRequest:
         """Check a request without queueing it. Lengths are strict: nothing is cut unasked."""
         ready: dict[str, Any] = {"prompt_token_ids": prompt.token_ids}
@@ -179,7 +180,26 @@ class Serving:
         if body.cache_salt is not None:
             ready["cache_salt"] = body.cache_salt
         return await self.engine.prepare(
-            ready, body.params, request_id, priority=body.priority, length_rule=LengthRule.STRICT
+            ready,
+            body.params,
+            request_id,
+            terms=self._terms(body.terms, api_key),
+            length_rule=LengthRule.STRICT,
+        )
+
+    def _terms(self, asked: ServiceTerms, api_key: str | None) -> ServiceTerms:
+        """Return what a body asks for, with the server's own timeouts where it asks for none.
+
+        The tenant is the API key where there are several; where one key, or none, is everybody's, the
+        body's `user` tells them apart.
+        """
+        settings = self.settings
+        by_key = api_key if len(settings.api_key) > 1 else None
+        return dataclasses.replace(
+            asked,
+            tenant=asked.tenant if by_key is None else by_key,
+            start_timeout=_first(asked.start_timeout, settings.start_timeout),
+            request_timeout=_first(asked.request_timeout, settings.request_timeout),
         )
 
     def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -187,8 +207,16 @@ class Serving:
         return self.engine.stream(request)
 
 
+def _first(asked: float | None, default: float | None) -> float | None:
+    return default if asked is None else asked
+
+
 def check_outcome(output: RequestOutput) -> None:
-    """Raise the 500 of a request that the engine could not finish."""
+    """Raise the 504 of a request whose time was over, or the 500 of one that could not be finished."""
+    if output.timed_out:
+        raise ApiError(
+            output.error or "the request's time was over", status=504, code="deadline_exceeded"
+        )
     if any(choice.finish_reason == "error" for choice in output.outputs):
         raise ApiError(
             output.error or "the engine could not finish this request",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pagemill.engine_args import arg
@@ -26,6 +27,12 @@ class ServerArgs:
     root_path: str = arg("", "server", "path prefix that a proxy in front strips")
     allowed_origins: list[str] = arg(["*"], "server", "origins that browsers may call from")
     disable_log_requests: bool = arg(False, "server", "no log line a request")
+    start_timeout: float | None = arg(
+        None, "server", "seconds after which a request that was not begun gets 504; default: none"
+    )
+    request_timeout: float | None = arg(
+        None, "server", "seconds after which a request that is not finished gets 504; default: none"
+    )
     max_body_bytes: int = arg(
         64 * 2**20, "server", "largest request body; a larger one gets 413; default: 64MiB"
     )
@@ -36,6 +43,13 @@ class ServerArgs:
             raise ConfigError(f"port is {self.port}; it must be from 0 to {MAX_PORT}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be at least 1")
+        for name in ("start_timeout", "request_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ConfigError(
+                    f"{name} is {seconds}; it must be a number of seconds greater than 0, or left out "
+                    "for no limit"
+                )
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("ssl_keyfile is given without ssl_certfile; give both")
         if any(not key for key in self.api_key):

@@ -19,6 +19,7 @@ from pagemill.core.sequence_queue import SequenceQueue
 from pagemill.messages import (
     EngineRequest,
     NewSequence,
+    RequestDeadlines,
     SamplingSpec,
     ScheduledSequence,
     SchedulerOutput,
@@ -47,6 +48,7 @@ def make_request(
     priority: int = 0,
     arrival_time: float = 0.0,
     tenant: str = "",
+    deadlines: RequestDeadlines | None = None,
 ) -> EngineRequest:
     """Return a request; a number as prompt stands for that many different tokens."""
     if isinstance(prompt, int):
@@ -64,6 +66,7 @@ def make_request(
         arrival_time=arrival_time,
         priority=priority,
         tenant=tenant,
+        deadlines=deadlines,
         cache_keys=() if salt is None else (("cache_salt", salt),),
     )
 

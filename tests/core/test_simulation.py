@@ -11,7 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pagemill.config import SchedulerConfig
 from pagemill.core.scheduler import Scheduler
-from pagemill.messages import EngineRequest, SchedulerOutput, SequenceUpdate, StepOutput
+from pagemill.messages import (
+    EngineRequest,
+    RequestDeadlines,
+    SchedulerOutput,
+    SequenceUpdate,
+    StepOutput,
+)
 from tests.core.fake_ranks import (
     VOCAB,
     FakeRanks,
@@ -48,11 +54,12 @@ class Simulation:
             max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy,
             tenant_weights=tenant_weights or {},
         )  # fmt: skip
+        self.now = 0.0
         self.max_model_len = max_model_len
         self.config = config
         self.scheduler = Scheduler(
             config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len,
-            caches_prefixes=caches_prefixes,
+            caches_prefixes=caches_prefixes, clock=lambda: self.now,
         )  # fmt: skip
         self.ranks = FakeRanks(num_blocks, block_size)
         self.requests: dict[str, EngineRequest] = {}
@@ -62,6 +69,7 @@ class Simulation:
         self.num_steps = 0
         self.num_preempted = 0
         self.num_queried = self.num_hits = 0
+        self.expired: dict[str, str] = {}  # request_id -> the deadline that passed
 
     def add(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
@@ -71,6 +79,10 @@ class Simulation:
         self.prompt_scores[request.request_id] = []
 
     def begin_step(self) -> tuple[SchedulerOutput, StepOutput]:
+        for one in self.scheduler.expire():
+            assert one.request_id not in self.expired
+            self.expired[one.request_id] = one.deadline
+            self.record(list(one.updates))
         step = self.scheduler.schedule()
         self._check_step(step)
         return step, self.ranks.execute(step)
@@ -199,13 +211,19 @@ class RandomService(RuleBasedStateMachine):
                 prompt_logprobs=1 if scored else None,
                 salt=data.draw(st.sampled_from(SALTS)),
                 tenant=data.draw(st.sampled_from(["", "a", "b"])),
+                deadlines=data.draw(st.sampled_from([None, None, self.deadlines(3, 20)])),
             )
         )
         self.num_added += 1
 
+    def deadlines(self, start: float, end: float) -> RequestDeadlines:
+        now = self.sim.now
+        return RequestDeadlines(now, now + start, now + end)
+
     @rule(count=st.integers(1, 6))
     def steps(self, count: int) -> None:
         for _ in range(count):
+            self.sim.now += 1.0
             self.sim.step()
 
     @rule(data=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from pagemill.engine.input_processor import InputProcessor, LengthRule
 from pagemill.engine.vocabulary import bad_word_ids
 from pagemill.errors import NotSupportedError, PromptTooLongError, RequestError
-from pagemill.messages import EngineRequest
+from pagemill.messages import EngineRequest, ServiceTerms
 from pagemill.sampling_params import SamplingParams
 from tests.engine.harness import (
     MAX_MODEL_LEN,
@@ -299,7 +300,29 @@ def test_the_model_s_defaults_hold_without_parameters() -> None:
 @pytest.mark.parametrize("priority", [3, True, "high"])
 def test_a_priority_is_refused_where_arrival_decides(priority: Any) -> None:
     with pytest.raises(RequestError, match="priority"):
-        processor().process("x", "p", SamplingParams(), priority=priority)
+        processor().process("x", "p", SamplingParams(), terms=ServiceTerms(priority=priority))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, -0.5, math.nan, math.inf, True, "5"])
+@pytest.mark.parametrize("name", ["start_timeout", "request_timeout"])
+def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
+    with pytest.raises(RequestError, match=f"{name} is .* greater than 0") as caught:
+        processor().process("x", "p", SamplingParams(), terms=ServiceTerms(**{name: seconds}))
+    assert caught.value.param == name
+
+
+def test_timeouts_become_moments_and_none_means_no_deadline() -> None:
+    made = processor().process("x", "p", None, terms=ServiceTerms(request_timeout=5, tenant="a"))
+    assert made.deadlines is not None
+    assert made.deadlines.end_by == made.deadlines.since + 5
+    assert (made.deadlines.start_by, made.tenant) == (None, "a")
+    assert processor().process("x", "p", None).deadlines is None
+
+
+def test_a_tenant_is_a_string() -> None:
+    terms = ServiceTerms(tenant=7)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="tenant is 7"):
+        processor().process("x", "p", SamplingParams(), terms=terms)
 
 
 @pytest.mark.parametrize("request_id", ["", None, 7])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pagemill.errors import EngineDeadError, RequestError
@@ -167,3 +169,33 @@ def test_a_request_that_is_ignored_ends_with_both_numbers() -> None:
     assert out.outputs[0].finish_reason == "error"
     assert "100" in (out.error or "")
     assert "64" in (out.error or "")
+
+
+def test_a_request_that_is_not_begun_in_time_is_dropped_and_counted() -> None:
+    stats = StatsList()
+    engine, executor = make_engine(says("four"), stat_loggers=[stats])
+    engine.add_request("late", "p", SamplingParams(n=2), start_timeout=1e-9)
+    engine.add_request("plain", "p", SamplingParams(temperature=0.0), start_timeout=1e6)
+    finals = {o.request_id: o for o in run(engine) if o.finished}
+    late = finals["late"]
+    assert late.timed_out
+    assert "start_timeout" in (late.error or "")
+    assert [(o.finish_reason, o.text) for o in late.outputs] == [("abort", "")] * 2
+    assert not finals["plain"].timed_out
+    assert finals["plain"].outputs[0].text == "four"
+    assert [kind for step in stats.steps for kind in step.expired] == ["start"]
+    ends = [f.finish_reason for step in stats.steps for f in step.finished]
+    assert sorted(ends) == ["abort", "stop"]
+    assert all(s.seq_id for step in executor.steps for s in step.scheduled)
+
+
+def test_a_request_that_is_not_finished_in_time_keeps_what_it_said() -> None:
+    engine, _ = make_engine(says("a long story"))
+    engine.add_request("x", "p", SamplingParams(temperature=0.0), request_timeout=1e6)
+    for _ in range(3):
+        engine.step()
+    engine._scheduler._clock = lambda: time.monotonic() + 2e6
+    out = run(engine)[-1]
+    assert out.timed_out
+    assert "request_timeout" in (out.error or "")
+    assert (out.outputs[0].finish_reason, out.outputs[0].text) == ("abort", "a l")

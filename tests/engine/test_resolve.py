@@ -359,3 +359,20 @@ def test_a_folder_without_a_model_is_named_before_its_tokenizer_is_looked_for(
 ) -> None:
     with pytest.raises(CheckpointError, match="has no config.json"):
         resolve(EngineArgs(model=str(tmp_path)))
+
+
+def test_tenant_weights_reach_the_scheduler(folder: Path) -> None:
+    weights = {"a": 2, "b": 0.5}
+    config = resolve(args(folder, scheduling_policy="fair", tenant_weights=weights))
+    assert config.scheduler.tenant_weights == weights
+
+
+@pytest.mark.parametrize("weights", [{"a": 0}, {"a": -1}, {"a": "2"}, {"a": True}, {3: 1.0}, [1]])
+def test_a_tenant_weight_is_a_number_greater_than_0(folder: Path, weights: Any) -> None:
+    with pytest.raises(ConfigError, match="tenant_weights"):
+        resolve(args(folder, scheduling_policy="fair", tenant_weights=weights))
+
+
+def test_tenant_weights_are_refused_where_nobody_looks_at_them(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'fcfs' does not look at it.*'fair'"):
+        resolve(args(folder, tenant_weights={"a": 2}))

@@ -57,6 +57,22 @@ def test_five_aborts_show_as_five_and_every_start_has_an_end() -> None:
     assert seen["pagemill:kv_cache_usage_perc"] == 0
 
 
+def test_expired_requests_show_by_deadline() -> None:
+    logger = prometheus()
+    engine, _ = make_engine(says("abc"), stat_loggers=[logger])
+    for i in range(3):
+        engine.add_request(f"a{i}", "p", SamplingParams(), start_timeout=1e-9)
+    run(engine)
+    text = logger.render().decode()
+    assert (
+        'request_deadline_exceeded_total{deadline="start",engine="0",model_name="fake"} 3.0' in text
+    )
+    assert (
+        'request_deadline_exceeded_total{deadline="end",engine="0",model_name="fake"} 0.0' in text
+    )
+    assert values(logger)["pagemill:request_success_total/abort"] == 3
+
+
 def test_request_aborted_inside_its_prompt_has_waited_its_time() -> None:
     logger = prometheus()
     engine, _ = make_engine(says("abc"), stat_loggers=[logger])

@@ -45,7 +45,11 @@ EVERYWHERE = [
     ("allowed_token_ids", "[]"), ("allowed_token_ids", "[-1]"), ("allowed_token_ids", '["x"]'),
     ("include_stop_str_in_output", "1"), ("ignore_eos", '"yes"'), ("skip_special_tokens", "0"),
     ("stream", '"yes"'), ("stream", "1"), ("model", "5"), ("priority", '"high"'),
-    ("priority", "1"), ("extra_args", '{"a": 1}'), ("extra_args", "5"),
+    ("priority", "1"), ("priority", "1.5"), ("priority", "true"), ("user", "7"),
+    ("start_timeout", "-1"), ("start_timeout", "0"), ("start_timeout", '"5"'),
+    ("request_timeout", "-0.5"), ("request_timeout", "NaN"), ("request_timeout", "1e400"),
+    ("request_timeout", "true"),
+    ("extra_args", '{"a": 1}'), ("extra_args", "5"),
     ("tempreature", "1"), ("mystery", "null"),
     # features of other servers or later versions
     ("response_format", '{"type": "json_object"}'), ("structured_outputs", '{"json": {}}'),

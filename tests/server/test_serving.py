@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from pagemill.errors import ConfigError
 from pagemill.server.listening import listen
 from pagemill.server.serving import Serving
 from pagemill.server.settings import ServerArgs
@@ -291,3 +292,65 @@ def test_long_texts_and_long_lists_of_ids_go_through_both_ways(server: Running) 
         refused = server.post(COMPLETIONS, {"prompt": prompt})
         assert refused.json()["error"]["code"] == "context_length_exceeded"
         assert str(len(tokens)) in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_request_whose_time_is_over_gets_504(slow: Running, path: str) -> None:
+    body: dict[str, Any] = {"max_tokens": 400, "request_timeout": 0.05}
+    body |= (
+        {"prompt": "dots"}
+        if path == COMPLETIONS
+        else {"messages": [{"role": "user", "content": "dots"}]}
+    )
+    answer = slow.post(path, body)
+    assert answer.status_code == 504
+    error = answer.json()["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert "request_timeout is 0.05 s" in error["message"]
+    *_, last = slow.chunks(path, body)
+    assert last["error"]["code"] == "deadline_exceeded"
+    slow.wait_idle()
+    assert slow.metric("request_deadline_exceeded_total", deadline="end") == 2
+
+
+def test_server_s_own_timeouts_hold_where_a_body_has_none() -> None:
+    with running_server(ServerArgs(start_timeout=1e-6, request_timeout=100.0)) as server:
+        assert server.post(COMPLETIONS, {"prompt": "say:x"}).status_code == 504
+        own = {"prompt": "say:x", "start_timeout": 100}
+        assert server.post(COMPLETIONS, own).status_code == 200
+
+
+def tenants_of(serving: Serving, calls: list[tuple[str, dict[str, str]]], port: int) -> list[str]:
+    """Send a request for each (user, headers); return the tenants that the engine was told."""
+    seen: list[str] = []
+    stream = serving.engine.stream
+
+    def watched(request: Any) -> Any:
+        seen.append(request.tenant)
+        return stream(request)
+
+    serving.engine.stream = watched  # type: ignore[method-assign]
+    for user, headers in calls:
+        body = {"prompt": "say:x", "user": user}
+        url = f"http://127.0.0.1:{port}{COMPLETIONS}"
+        assert httpx.post(url, json=body, headers=headers).status_code == 200
+    return seen
+
+
+def test_tenant_is_the_api_key_where_there_are_several_and_else_the_user() -> None:
+    keys = {name: {"Authorization": f"Bearer {name}"} for name in ("one", "two")}
+    with running_server(ServerArgs(api_key=["one", "two"])) as server:
+        calls = [("u", keys["one"]), ("v", keys["two"])]
+        assert tenants_of(server.serving, calls, server.port) == ["one", "two"]
+    with running_server(ServerArgs(api_key=["one"])) as server:
+        calls = [("u", keys["one"]), ("", keys["one"])]
+        assert tenants_of(server.serving, calls, server.port) == ["u", ""]
+    with running_server() as server:
+        assert tenants_of(server.serving, [("u", {})], server.port) == ["u"]
+
+
+@pytest.mark.parametrize("field", ["start_timeout", "request_timeout"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_server_timeout_is_greater_than_0(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{field} is"):
+        ServerArgs(**{field: value}).check()

@@ -1,0 +1,154 @@
+"""What planning costs a step: schedule() and update() alone, as sequences and waiting requests grow.
+
+    python -m benchmarks.scheduling [--policies fcfs,priority,fair,prefix] [--running 1,10,100,1000]
+                                    [--waiting 0,1000,100000] [--steps 100]
+
+The real scheduler and block manager, no model. "steady": every running sequence decodes and nothing ends.
+"turnover": in each step one in 64 of the running ends (at least one every fourth step), as many come, and as
+many are admitted from the waiting, over a pool in which everybody fits. Milliseconds a step: the median and
+the 99th percentile. The last column is the median as a share of `--step-ms`, a decode step of the
+Qwen3-0.6B shape with 256 sequences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+
+from pagemill.config import SchedulerConfig
+from pagemill.core.policies import POLICIES
+from pagemill.core.scheduler import Scheduler
+from pagemill.messages import (
+    EngineRequest,
+    SamplingSpec,
+    SchedulerOutput,
+    SequenceOutput,
+    StepOutput,
+)
+from pagemill.sampling_params import SamplingParams
+
+BLOCK_SIZE = 16
+NUM_PROMPT = 256
+NUM_TENANTS = 100
+NUM_STEMS = 50  # system prompts that requests begin with, of half a prompt
+_PARAMS = SamplingParams()
+_SPEC = SamplingSpec()
+_ONE = ((7,),)
+
+
+class Load:
+    """A scheduler with so many running and so many waiting requests."""
+
+    def __init__(self, policy: str, num_running: int, num_waiting: int, *, turnover: bool) -> None:
+        self._policy = policy
+        self._turnover = turnover
+        self._num_running = num_running
+        self._rng = random.Random(0)
+        self._count = 0
+        self._ending = 0.0
+        blocks_each = (NUM_PROMPT + 1024) // BLOCK_SIZE
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_batched_tokens=1 << 20, max_num_seqs=num_running, policy=policy
+            ),
+            block_size=BLOCK_SIZE,
+            num_blocks=(num_running + 32) * blocks_each,
+            max_model_len=NUM_PROMPT + 1024,
+            caches_prefixes=True,
+        )
+        for _ in range(num_running + num_waiting):
+            self._add()
+        for _ in range(3):
+            self.step()
+
+    def step(self) -> float:
+        """Run one step; return the seconds that the scheduler took."""
+        begun = time.perf_counter()
+        step = self.scheduler.schedule()
+        seconds = time.perf_counter() - begun
+        result = _result(step)
+        begun = time.perf_counter()
+        self.scheduler.update(step, result)
+        seconds += time.perf_counter() - begun
+        if self._turnover:
+            self._ending += max(0.25, self._num_running / 64)
+            while self._ending >= 1:
+                self._ending -= 1
+                self.scheduler.finish(self._rng.choice(step.scheduled).seq_id, "stop", "x")
+                self._add()
+        return seconds
+
+    def _add(self) -> None:
+        number = self._count
+        self._count += 1
+        stem = self._rng.randrange(NUM_STEMS) * 1000
+        half = NUM_PROMPT // 2
+        own = self._rng.randrange(1 << 30)
+        priority = self._rng.randrange(-3, 4)
+        self.scheduler.add(
+            EngineRequest(
+                request_id=str(number),
+                prompt=None,
+                prompt_token_ids=(*range(stem, stem + half), *range(own, own + half)),
+                params=_PARAMS,
+                sampling=_SPEC,
+                num_samples=1,
+                max_tokens=1024,
+                eos_token_ids=frozenset(),
+                stop_token_ids=frozenset(),
+                arrival_time=number / 100,
+                priority=priority if POLICIES.load(self._policy).uses_priority else 0,
+                tenant=f"tenant{self._rng.randrange(NUM_TENANTS)}",
+            )
+        )
+
+
+def _result(step: SchedulerOutput) -> StepOutput:
+    outputs = tuple(SequenceOutput(s.seq_id, _ONE if s.num_samples else ()) for s in step.scheduled)
+    return StepOutput(step.step_id, outputs)
+
+
+def measure(load: Load, num_steps: int) -> list[float]:
+    """Return the seconds of some steps, rising. The collector rests: it would see the requests' heap."""
+    gc.collect()
+    gc.disable()
+    seconds = sorted(load.step() for _ in range(num_steps))
+    gc.enable()
+    return seconds
+
+
+def main() -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--policies", default="fcfs,priority,fair,prefix")
+    parser.add_argument("--running", default="1,10,100,1000")
+    parser.add_argument("--waiting", default="0,1000,100000")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--step-ms", type=float, default=400.0)
+    args = parser.parse_args()
+    print("policy    running  waiting   steady ms (p99)    turnover ms (p99)    share of a step")
+    for policy in args.policies.split(","):
+        for num_running in map(int, args.running.split(",")):
+            for num_waiting in map(int, args.waiting.split(",")):
+                cells = []
+                for turnover in (False, True):
+                    load = Load(policy, num_running, num_waiting, turnover=turnover)
+                    seconds = measure(load, args.steps)
+                    last = seconds[int(0.99 * (len(seconds) - 1))]
+                    cells.append((1e3 * statistics.median(seconds), 1e3 * last))
+                (steady, steady_p99), (turning, turning_p99) = cells
+                share = 100 * turning / args.step_ms
+                print(
+                    f"{policy:9s} {num_running:7d} {num_waiting:8d}  {steady:8.3f} ({steady_p99:.3f})"
+                    f"    {turning:8.3f} ({turning_p99:.3f})    {share:6.2f} %",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""How a request wants to be served, checked: priority, tenant and deadlines. Called by the input processor."""
+
+from __future__ import annotations
+
+import math
+
+from pagemill.core.policies import POLICIES
+from pagemill.errors import RequestError
+from pagemill.messages import RequestDeadlines, ServiceTerms
+from pagemill.sampling_params import shown
+
+
+def check_terms(terms: ServiceTerms, policy: str) -> None:
+    """Raise RequestError for terms that cannot be, or that the scheduling policy does not look at."""
+    _check_priority(terms.priority, policy)
+    if not isinstance(terms.tenant, str):
+        raise RequestError(f"tenant is {shown(terms.tenant)}; it must be a string", param="tenant")
+    _check_timeout("start_timeout", terms.start_timeout)
+    _check_timeout("request_timeout", terms.request_timeout)
+
+
+def deadlines_of(terms: ServiceTerms, now: float) -> RequestDeadlines | None:
+    """Return the moments that the timeouts of a request made at `now` mean; None: there are none."""
+    start, end = terms.start_timeout, terms.request_timeout
+    if start is None and end is None:
+        return None
+    return RequestDeadlines(
+        since=now,
+        start_by=None if start is None else now + start,
+        end_by=None if end is None else now + end,
+    )
+
+
+def _check_priority(priority: object, policy: str) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(
+            f"priority is {shown(priority)}; it must be a whole number", param="priority"
+        )
+    if priority != 0 and not POLICIES.load(policy).uses_priority:
+        raise RequestError(
+            f"priority is {shown(priority)}, but the engine's scheduling_policy {policy!r} does not "
+            "look at it; leave it at 0, or start the engine with scheduling_policy 'priority'",
+            param="priority",
+        )
+
+
+def _check_timeout(name: str, seconds: object) -> None:
+    if seconds is None:
+        return
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if is_number and 0 < seconds < math.inf:  # type: ignore[operator]
+        return
+    raise RequestError(
+        f"{name} is {shown(seconds)}; it must be a number of seconds greater than 0, or left out for "
+        "no limit",
+        param=name,
+    )
