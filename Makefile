@@ -13,17 +13,17 @@ help:  ## list the targets
 	@$(BIN)/python -m pagemill.native
 	touch $@
 
-# In one install: a second one would compile the kernels a second time.
+# In one go: a second install would compile a second time. The driver is tests/native's.
 .venv/dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	CMAKE_ARGS=-DPAGEMILL_DRIVER=ON $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	@$(BIN)/python -m pagemill.native
 	touch .venv/base $@
 
 setup: .venv/dev  ## editable install with the development tools
 
 build: .venv/dev  ## the native kernels, after a change in csrc/: CMake -> pagemill/_C
-	$(BIN)/cmake -S . -B build/inplace -DPAGEMILL_INPLACE=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
+	$(BIN)/cmake -S . -B build/inplace -DPAGEMILL_INPLACE=ON -DPAGEMILL_DRIVER=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
 	$(BIN)/cmake --build build/inplace -j$(shell nproc 2>/dev/null || echo 2)
 
 demo: .venv/base  ## install, then generate text with a real model

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #if defined(_OPENMP)
@@ -34,7 +35,8 @@ inline int part_index() {
 }
 
 // Call body(first, last) with even parts of 0..count, one a thread; parts are multiples of `grain`,
-// but for the last. One part runs in the caller without waking anyone.
+// but for the last. One part runs in the caller without waking anyone. What a part throws (memory that the
+// system refuses) is thrown on to the caller when all parts have ended: of several, that of the first part.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   const int64_t units = (count + grain - 1) / grain;
@@ -45,6 +47,9 @@ void parallel_for(int64_t count, int64_t grain, const Body& body) {
     return;
   }
 #if defined(_OPENMP)
+  // An exception that leaves a parallel region ends the process.
+  std::exception_ptr thrown;
+  int64_t thrown_by = threads;
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
     // OpenMP may give fewer than asked for.
@@ -52,8 +57,17 @@ void parallel_for(int64_t count, int64_t grain, const Body& body) {
     enter_part(part);
     const int64_t first = units * part / parts * grain;
     const int64_t last = units * (part + 1) / parts * grain;
-    if (first < last) body(first, last < count ? last : count);
+    try {
+      if (first < last) body(first, last < count ? last : count);
+    } catch (...) {
+#pragma omp critical(pagemill_parallel_for)
+      if (part < thrown_by) {
+        thrown = std::current_exception();
+        thrown_by = part;
+      }
+    }
   }
+  if (thrown) std::rethrow_exception(thrown);
 #else
   body(int64_t{0}, count);
 #endif

@@ -1,7 +1,7 @@
 """Builds of the native kernels for tests: the driver program, for this machine, for Arm, with sanitizers.
 
 They lie under build/, where `make clean` finds them, and are kept from run to run. Called by the tests
-beside it and by `make sanitize`.
+beside it and by `make sanitize`. `make setup` and `make build` make a driver too, with the extension.
 """
 
 from __future__ import annotations
@@ -49,4 +49,14 @@ def build(name: str, *options: str) -> Path:
 
 def build_driver(name: str, *options: str) -> Path:
     """Build the driver program and return it."""
-    return build(f"driver-{name}", "-DPAGEMILL_DRIVER=ON", *options) / "pagemill_driver"
+    folder = build(f"driver-{name}", "-DPAGEMILL_DRIVER=ON", "-DPAGEMILL_EXTENSION=OFF", *options)
+    return folder / "pagemill_driver"
+
+
+def installed_driver() -> Path | None:
+    """Return the driver that `make setup` or `make build` left, unless sources have changed since."""
+    driver = ROOT / "build" / "driver" / "pagemill_driver"
+    sources = [*(ROOT / "csrc").rglob("*.*"), *(ROOT / "tests/native/driver").iterdir()]
+    if driver.exists() and driver.stat().st_mtime > max(f.stat().st_mtime for f in sources):
+        return driver
+    return None

@@ -16,11 +16,13 @@ from tests.native.builds import ROOT, build, build_driver, missing
 ADDRESS = "-DPAGEMILL_SANITIZE=address,undefined"
 THREAD = ("-DPAGEMILL_SANITIZE=thread", "-DCMAKE_CXX_COMPILER=clang++")
 TESTS = ("tests/ops", "tests/attention/test_cpu.py", "tests/attention/test_backends.py")
+# Skips are named; checks in every load take their time.
+PYTEST = ("-m", "pytest", "-p", "tests.native.from_folder", "-rs", "-o", "timeout=1800")
 OPTIONS = {
     "OMP_WAIT_POLICY": "passive",
     # Python and torch keep much until the end.
     "ASAN_OPTIONS": "detect_leaks=0",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     # Archer tells the sanitizer how OpenMP's threads wait for each other.
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
 }
@@ -41,11 +43,13 @@ def run(command: list[str], **variables: str) -> None:
 
 
 def check_memory(arguments: list[str]) -> None:
-    """Run the operations' tests and the driver with address and undefined-behaviour sanitizers."""
-    run([str(build_driver("address", ADDRESS))], ASAN_OPTIONS="detect_leaks=1")
-    folder = build("extension-address", ADDRESS, f"-DPython_EXECUTABLE={sys.executable}")
+    """Run the driver and the operations' tests with address and undefined-behaviour sanitizers."""
+    folder = build(
+        "address", ADDRESS, "-DPAGEMILL_DRIVER=ON", f"-DPython_EXECUTABLE={sys.executable}"
+    )
+    run([str(folder / "pagemill_driver")], ASAN_OPTIONS="detect_leaks=1")
     run(
-        [sys.executable, "-m", "pytest", "-p", "tests.native.from_folder", *(arguments or TESTS)],
+        [sys.executable, *PYTEST, *(arguments or TESTS)],
         EXTENSION_FOLDER=str(folder),
         LD_PRELOAD=f"{library('libasan.so')} {library('libubsan.so')}",
     )

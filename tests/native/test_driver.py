@@ -18,7 +18,14 @@ from pathlib import Path
 import pytest
 
 from pagemill import native
-from tests.native.builds import ARM_COMPILER, ARM_OPTIONS, ROOT, build_driver, missing
+from tests.native.builds import (
+    ARM_COMPILER,
+    ARM_OPTIONS,
+    ROOT,
+    build_driver,
+    installed_driver,
+    missing,
+)
 
 X86 = platform.machine() == "x86_64"
 # A processor -> the path that its features lead to.
@@ -51,6 +58,9 @@ def run_driver(command: list[str], *paths: str) -> Report:
 
 @pytest.fixture(scope="session")
 def driver() -> Path:
+    made = installed_driver()
+    if made is not None:
+        return made
     lacking = missing("c++")
     if lacking:
         pytest.skip(lacking)

@@ -116,13 +116,14 @@ inline void require_close(const Array& got, int64_t i, double exact, double size
           what + ": " + std::to_string(got.get(i)) + " instead of " + std::to_string(exact));
 }
 
-// The checks, one a folder of csrc/.
+// The checks, one a folder of csrc/, and of what they share.
 void check_attention(Digest& digest);
 void check_embedding(Digest& digest);
 void check_limits(Digest& digest);
 void check_linear(Digest& digest);
 void check_linear_int8(Digest& digest);
 void check_norm(Digest& digest);
+void check_parallel(Digest& digest);
 void check_qlinear(Digest& digest);
 void check_rope(Digest& digest);
 void check_sampling(Digest& digest);

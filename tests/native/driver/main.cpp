@@ -24,6 +24,7 @@ constexpr Check kChecks[] = {
     {"linear", driver::check_linear},
     {"linear_int8", driver::check_linear_int8},
     {"norm", driver::check_norm},
+    {"parallel", driver::check_parallel},
     {"qlinear", driver::check_qlinear},
     {"rope", driver::check_rope},
     {"sampling", driver::check_sampling},
