@@ -219,3 +219,20 @@ def test_memory_that_the_system_refuses_is_an_error_with_advice(
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert f"the system refused memory while {what}" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_wherever_memory_ends_the_start_is_refused_and_nothing_dies(quantization: str) -> None:
+    rooms = ["0", "3", "10", "25", "40", "70", "100", "130", "170", "220", "4000"]
+    program = Path(__file__).parent / "memory_limits.py"
+    done = subprocess.run(
+        [sys.executable, str(program), quantization, "2", *rooms], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    ends = [line.partition(" ")[2] for line in done.stdout.splitlines()]
+    assert len(ends) == len(rooms)
+    assert ends[-1] == "started"
+    for end in ends[:-1]:
+        assert end == "started" or "the system refused memory while" in end, done.stdout
+    assert sum(end != "started" for end in ends) >= 3, done.stdout
