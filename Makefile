@@ -16,7 +16,7 @@ help:  ## list the targets
 # In one go: a second install would compile a second time. The driver is tests/native's.
 .venv/dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	CMAKE_ARGS=-DPAGEMILL_DRIVER=ON $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	CMAKE_ARGS="-DPAGEMILL_DRIVER=ON $$CMAKE_ARGS" $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	@$(BIN)/python -m pagemill.native
 	touch .venv/base $@
 
