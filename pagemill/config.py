@@ -130,8 +130,14 @@ class LoRAConfig:
 class SpeculativeConfig:
     """Draft tokens, checked by the target model."""
 
-    method: str
-    num_speculative_tokens: int
+    method: str  # key of the proposer registry
+    num_speculative_tokens: int  # most drafts of one sequence in one step
+    adaptive_length: bool  # fewer where they do not pay, down to none
+    options: dict[str, int | float]  # the method's own, all of them, checked
+    draft_model: ModelConfig | None = None  # of a method that needs one
+    # Most drafts of all sequences in one step: each is a row of logits, and a step of more tokens than
+    # this computes so much that none is for free.
+    max_drafts: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

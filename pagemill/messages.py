@@ -14,7 +14,8 @@ The three counts of a sequence, as intervals over its token positions:
     0 ............ num_computed ...... num_computed + num_scheduled ...... num_tokens
     [ KV in cache ) [ computed by the step in flight           ) [ later steps   )
 
-A step that reaches num_tokens produces the next token.
+A step that reaches num_tokens produces the next token. With drafts it computes positions past num_tokens
+as well; how many of those hold what was sampled is known when its result is.
 """
 
 from __future__ import annotations
@@ -130,6 +131,9 @@ class ScheduledSequence:
     # First prompt position whose logprobs are still owed, when the request wants them. Position p is
     # scored by the logits of position p - 1. None: nothing is owed in this step.
     prompt_logprobs_from: int | None = None
+    # Most draft tokens to compute behind these: the row's blocks have slots for them. 0 unless the
+    # sequence samples, and samples once.
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +226,13 @@ class SequenceOutput:
 
     seq_id: int
     # One entry a sample (ScheduledSequence.num_samples of them), each a run of new tokens: one token
-    # without speculation. `scores` has the same shape, or is empty when nobody asked for logprobs.
+    # without drafts. The cache holds the keys and values of all but a run's last token. `scores` has the
+    # same shape, or is empty when nobody asked for logprobs.
     tokens: tuple[tuple[int, ...], ...]
     scores: tuple[tuple[TokenScores, ...], ...] = ()
     prompt_scores: tuple[TokenScores, ...] = ()  # positions prompt_logprobs_from and on, in order
     error: str | None = None  # this sequence cannot go on (for example: its logits are not finite)
+    num_drafted: int = 0  # draft tokens that were computed; a run has at most one token more
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +265,23 @@ class SequenceUpdate:
 # ---------------------------------------------------------------- stats
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What one step's drafts came to."""
+
+    num_drafts: int = 0  # sequences that had one
+    num_drafted: int = 0  # tokens in them
+    accepted: tuple[int, ...] = ()  # drafts whose token at this place was sampled, by place
+
+    @property
+    def num_accepted(self) -> int:
+        """Return how many draft tokens were sampled."""
+        return sum(self.accepted)
+
+
+NO_DRAFTS = DraftCounts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStats:
     """One request's numbers at its end. Times in seconds; None where that point was never reached."""
@@ -286,6 +309,7 @@ class StepStats:
     iteration_tokens: int = 0  # computed by the step
     time_to_first_token_s: tuple[float, ...] = ()
     inter_token_latency_s: tuple[float, ...] = ()
+    drafts: DraftCounts = NO_DRAFTS
     finished: tuple[FinishedStats, ...] = ()
     expired: tuple[str, ...] = ()  # "start" or "end" of each request dropped for its deadline
     timings_s: dict[str, float] = field(default_factory=dict)  # part of the step -> seconds

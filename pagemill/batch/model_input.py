@@ -41,7 +41,8 @@ class ModelInput:
     attention: AttentionBatch
     rows: NDArray[np.int64]  # [num_seqs], row in the request table of each scheduled sequence
     sampled: NDArray[np.int64]  # [num_sampled], indices into `scheduled` of those that sample
-    sample_rows: Tensor  # [num_sampled] int64, their last tokens in the flat batch
+    # Their last tokens in the flat batch; of one with drafts its last known token and the drafts.
+    sample_rows: Tensor  # [num_sampled + all drafts] int64
     prompt: PromptRows | None  # None: nobody is owed prompt logprobs
 
 
@@ -50,14 +51,22 @@ def build_model_input(
     scheduled: Sequence[ScheduledSequence],
     block_size: int,
     device: torch.device,
+    num_drafted: NDArray[np.int64] | None = None,
 ) -> ModelInput:
-    """Return the flat batch of one step; the table must know all its tokens and blocks."""
+    """Return the flat batch of one step; the table must know all its tokens and blocks.
+
+    `num_drafted` [num_seqs] says how many drafts the table has behind each sequence's known tokens.
+    """
     rows = table.rows(scheduled)
     count = len(scheduled)
     lengths = np.fromiter((s.num_tokens for s in scheduled), np.int64, count)
+    known = table.num_tokens[rows]
+    if num_drafted is not None:
+        lengths += num_drafted
+        known += num_drafted
     computed = np.fromiter((s.num_computed for s in scheduled), np.int64, count)
     ends = computed + lengths
-    assert (ends <= table.num_tokens[rows]).all(), "a step computes tokens that nobody knows"
+    assert (ends <= known).all(), "a step computes tokens that nobody knows"
     starts = np.zeros(count + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
 
@@ -87,9 +96,22 @@ def build_model_input(
         ),
         rows=rows,
         sampled=sampled,
-        sample_rows=torch.from_numpy(starts[1:][sampled] - 1).to(device),
+        sample_rows=torch.from_numpy(_sample_rows(starts[1:][sampled], num_drafted, sampled)).to(
+            device
+        ),
         prompt=_prompt_rows(table, scheduled, rows, starts, device),
     )
+
+
+def _sample_rows(
+    ends: NDArray[np.int64], num_drafted: NDArray[np.int64] | None, sampled: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the last row of each part that ends at `ends`, and those before it that end at drafts."""
+    if num_drafted is None:
+        return ends - 1
+    counts = num_drafted[sampled] + 1
+    behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum())
+    return np.repeat(ends, counts) - behind
 
 
 def _prompt_rows(

@@ -26,7 +26,7 @@ _FIRST_BLOCKS = 16
 class RequestTable:
     """Rows of live sequences in numpy arrays that grow by doubling.
 
-    token_ids     [rows, tokens] int32   prompt, then output
+    token_ids     [rows, tokens] int32   prompt, then output; in a step with drafts those behind
     block_tables  [rows, blocks] int64   block ids by block position
     num_tokens    [rows] int64           known tokens of a row
     """
@@ -89,6 +89,13 @@ class RequestTable:
         self._reserve_tokens(end)
         self.token_ids[row, start:end] = token_ids
         self.num_tokens[row] = end
+
+    def put_drafts(self, row: int, token_ids: Sequence[int] | NDArray[np.int32]) -> None:
+        """Write draft tokens behind the known ones of a row; they are not known by that."""
+        start = int(self.num_tokens[row])
+        end = start + len(token_ids)
+        self._reserve_tokens(end)
+        self.token_ids[row, start:end] = token_ids
 
     def rows(self, scheduled: Sequence[ScheduledSequence]) -> NDArray[np.int64]:
         """Return the row of each scheduled sequence."""

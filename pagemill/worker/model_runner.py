@@ -6,6 +6,7 @@ through `execute` with a made-up `SchedulerOutput` as well.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,10 @@ from pagemill.messages import (
 from pagemill.models.base import CausalLM
 from pagemill.sampling.row_math import SampleRow
 from pagemill.sampling.sampler import SampledRow, Sampler
+from pagemill.speculation.base import Proposer
+from pagemill.speculation.drafter import NO_DRAFTS_MADE, Drafter, Drafts
+from pagemill.speculation.rejection import accept
+from pagemill.speculation.scorer import scored_rows
 
 Forward = Callable[[Tensor, Tensor, StepAttention], Tensor]
 
@@ -44,10 +49,12 @@ class ModelRunner:
         *,
         max_logit_rows: int,
         forward: Forward | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         """`max_logit_rows` bounds how many rows of logits exist at once; prompts are scored in parts.
 
-        `forward` None is the model's own; one that takes its place gives the same bits.
+        `forward` None is the model's own; one that takes its place gives the same bits. `proposer` None:
+        no step has drafts.
         """
         self._model = model
         self._attention_specs = model.attention_specs
@@ -58,19 +65,29 @@ class ModelRunner:
         self._device = device
         self._max_logit_rows = max_logit_rows
         self._table = RequestTable()
+        self._drafter = None if proposer is None else Drafter(proposer, self._table)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step and return what it made for each scheduled sequence, in order."""
         start = time.perf_counter()
+        if self._drafter is not None:
+            self._drafter.end_rows(step.removed_seq_ids)
         self._table.remove(step.removed_seq_ids)
         self._table.add(step.new_sequences)
         self._table.set_blocks(step.scheduled)
         self._kv.copy_blocks(step.block_moves.copies)
+        rows_ready = time.perf_counter()
+        drafts = NO_DRAFTS_MADE if self._drafter is None else self._drafter.draft(step)
         if step.is_empty:
             return StepOutput(step.step_id, (), {"prepare": time.perf_counter() - start})
+        drafted = time.perf_counter()
         batch = build_model_input(
-            self._table, step.scheduled, self._kv.block_size, self._device.torch_device
+            self._table,
+            step.scheduled,
+            self._kv.block_size,
+            self._device.torch_device,
+            drafts.counts,
         )
         attend = StepAttention(
             self._backend, self._attention_specs, self._kv.layers, batch.attention
@@ -80,29 +97,55 @@ class ModelRunner:
         logits = self._model.logits(hidden[batch.sample_rows]) if len(batch.sampled) else None
         self._device.synchronize()
         computed = time.perf_counter()
-        sampled = self._sample(step.scheduled, batch, logits)
+        sampled = self._sample(step.scheduled, batch, logits, drafts)
         del logits
         prompt_scores, prompt_errors = self._score_prompts(step.scheduled, batch, hidden)
         outputs = tuple(
-            self._finish(part, sampled.get(i), prompt_scores.get(i, ()), prompt_errors.get(i))
+            self._finish(
+                part,
+                sampled.get(i),
+                prompt_scores.get(i, ()),
+                prompt_errors.get(i),
+                len(drafts.tokens.get(i, ())),
+            )
             for i, part in enumerate(step.scheduled)
         )
         timings = {
-            "prepare": prepared - start,
+            "prepare": prepared - drafted + rows_ready - start,
+            "draft": drafted - rows_ready,
             "model": computed - prepared,
             "sample": time.perf_counter() - computed,
         }
         return StepOutput(step.step_id, outputs, timings)
 
     def _sample(
-        self, scheduled: Sequence[ScheduledSequence], batch: ModelInput, logits: Tensor | None
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        batch: ModelInput,
+        logits: Tensor | None,
+        drafts: Drafts,
     ) -> dict[int, SampledRow]:
-        """Return what each sampling sequence got, by its index in `scheduled`."""
+        """Return what each sampling sequence got, by its index in `scheduled`.
+
+        With a draft the tokens are a run; without one they are those of the sequence's samples.
+        """
         if logits is None:
             return {}
         indices = batch.sampled.tolist()
         rows = [self._sample_row(scheduled[i], int(batch.rows[i])) for i in indices]
-        return dict(zip(indices, self._sampler.sample(logits, rows), strict=True))
+        if drafts.counts is None:
+            return dict(zip(indices, self._sampler.sample(logits, rows), strict=True))
+        counts = drafts.counts[batch.sampled].tolist()
+        scored: list[SampleRow] = []
+        for i, row, count in zip(indices, rows, counts, strict=True):
+            scored += scored_rows(self._table, int(batch.rows[i]), row, count)
+        results = iter(self._sampler.sample(logits, scored))
+        sampled = {}
+        for i, count in zip(indices, counts, strict=True):
+            first = next(results)
+            rest = list(itertools.islice(results, count))
+            sampled[i] = accept(drafts.tokens[i], [first, *rest]) if count else first
+        return sampled
 
     def _sample_row(self, part: ScheduledSequence, row: int) -> SampleRow:
         known = self._table.known_tokens(row)
@@ -145,8 +188,9 @@ class ModelRunner:
         sampled: SampledRow | None,
         prompt_scores: tuple[TokenScores, ...],
         prompt_error: str | None,
+        num_drafted: int,
     ) -> SequenceOutput:
-        """Append the sampled token to the row and make the sequence's output.
+        """Append the sampled tokens to the row and make the sequence's output.
 
         With several samples the row stays sample 0's; the others come back as new sequences.
         """
@@ -155,6 +199,12 @@ class ModelRunner:
             return SequenceOutput(part.seq_id, (), error=error)
         if sampled is None:
             return SequenceOutput(part.seq_id, (), prompt_scores=prompt_scores)
+        if num_drafted:
+            self._table.append(part.seq_id, sampled.tokens)
+            scores = (sampled.scores,) if sampled.scores else ()
+            return SequenceOutput(
+                part.seq_id, (sampled.tokens,), scores, prompt_scores, num_drafted=num_drafted
+            )
         self._table.append(part.seq_id, sampled.tokens[:1])
         return SequenceOutput(
             part.seq_id,
