@@ -177,7 +177,7 @@ class EngineArgs:
     max_loras: int = arg(1, "lora", "adapters in one batch", unsupported=_ADAPTERS)
     max_lora_rank: int = arg(16, "lora", "largest rank", unsupported=_ADAPTERS)
     speculative_config: dict[str, Any] | None = arg(
-        None, "speculation", "draft tokens (JSON)", unsupported="this version drafts no tokens"
+        None, "speculation", "draft tokens (JSON): method, num_speculative_tokens and more"
     )
     limit_mm_per_prompt: dict[str, int] | None = arg(
         None, "multimodal", "pictures a prompt (JSON)", unsupported="this version reads text only"

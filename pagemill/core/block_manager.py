@@ -136,6 +136,12 @@ class BlockManager:
             table.append(self._pool.allocate())
         return TableChange(start, tuple(table[start:]), tuple(copies))
 
+    def trim(self, seq_id: int, num_tokens: int) -> None:
+        """Let go of the blocks behind position `num_tokens`: their drafts came to nothing."""
+        table = self._tables[seq_id]
+        for _ in range(len(table) - -(-num_tokens // self.block_size)):
+            self._pool.release(table.pop())
+
     def fork(self, parent_id: int, child_id: int) -> None:
         """Give a new sequence the blocks of another, shared."""
         assert child_id not in self._tables, f"sequence {child_id} holds blocks already"

@@ -7,7 +7,9 @@ The order of a plan:
    so that a long prompt never holds them up;
 3. waiting sequences in the order of the policy. None is admitted in a step that preempts: it would
    pass the victim;
-4. what is left of the budget, to the prompts of 2 and 3 in the same order.
+4. what is left of the budget, to the prompts of 2 and 3 in the same order;
+5. what is left then, to drafts of the sequences of 1, which preempt nobody: there are none in a step that
+   preempts, and no block is taken that an unfinished prompt will need.
 
 Each takes from one budget of tokens; waiting ones also need a seat (`max_num_seqs`).
 
@@ -42,6 +44,14 @@ from pagemill.core.policies.base import VictimOrder
 from pagemill.core.preemption import VictimQueue
 from pagemill.core.prefix_cache import PrefixHits
 from pagemill.core.sequence import Sequence
+
+
+class DraftChooser(Protocol):
+    """Says how many draft tokens pay; see `draft_lengths`."""
+
+    def choose(self, decodes: list[Sequence], num_free: int) -> list[int]:
+        """Return the most drafts of each; `num_free` tokens are left of the budget."""
+        ...
 
 
 class BlockView(Protocol):
@@ -82,6 +92,7 @@ class PlanView:
     # Waiting ones with blocks; asked when blocks are short.
     holders: Callable[[], Iterable[Sequence]]
     blocks: BlockView
+    drafts: DraftChooser | None = None  # None: no step has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class PlannedSequence:
     sequence: Sequence
     num_tokens: int
     hits: PrefixHits = ()  # blocks that the sequence begins with; the tokens come after them
+    num_drafts: int = 0  # slots behind the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +157,13 @@ class _BlockDraft:
             return 0
         return min(wanted, (len(table) + room) * self._size - sequence.num_computed)
 
-    def more_that_fit(self, sequence: Sequence, end: int, wanted: int) -> int:
-        """Return how many of `wanted` tokens past a share that ends at `end` the free blocks allow."""
-        return min(wanted, (self.held(sequence) + self.free) * self._size - end)
+    def more_that_fit(self, sequence: Sequence, end: int, wanted: int, set_aside: int = 0) -> int:
+        """Return how many of `wanted` tokens past a share that ends at `end` the free blocks allow.
+
+        `set_aside` of the free blocks are not for these.
+        """
+        room = max(0, self.free - set_aside)
+        return min(wanted, (self.held(sequence) + room) * self._size - end)
 
     def held(self, sequence: Sequence) -> int:
         """Return how many blocks the sequence has after what is planned."""
@@ -282,6 +298,8 @@ class _Draft:
                 self._note_prompt(sequence)
         self._admit()
         self._spend_rest()
+        if self._view.drafts is not None and not self._preempted:
+            self._draft(self._view.drafts)
         return StepPlan(
             scheduled=tuple(self._planned.values()),
             preempted=tuple(self._preempted.values()),
@@ -370,6 +388,23 @@ class _Draft:
                 self._planned[sequence.seq_id] = PlannedSequence(
                     sequence, planned.num_tokens + more, planned.hits
                 )
+
+    def _draft(self, chooser: DraftChooser) -> None:
+        """Give slots for drafts to sequences that compute their last token, as far as blocks are free."""
+        decodes = [
+            planned.sequence
+            for planned in self._planned.values()
+            if planned.num_tokens == planned.sequence.num_remaining == 1
+            and planned.sequence.group.is_forked
+        ]
+        lengths = chooser.choose(decodes, self._tokens_left) if decodes else []
+        for sequence, wanted in zip(decodes, lengths, strict=True):
+            end = sequence.num_tokens
+            fitting = self._blocks.more_that_fit(sequence, end, wanted, self._set_aside)
+            if fitting > 0:
+                self._blocks.charge_more(sequence, end, end + fitting)
+                self._tokens_left -= fitting
+                self._planned[sequence.seq_id] = PlannedSequence(sequence, 1, num_drafts=fitting)
 
     def _has_room(self, sequence: Sequence, hits: PrefixHits) -> bool:
         """Return whether a waiting sequence may begin."""

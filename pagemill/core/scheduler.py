@@ -16,9 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pagemill.config import SchedulerConfig
+from pagemill.config import SchedulerConfig, SpeculativeConfig
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.deadlines import Deadlines
+from pagemill.core.draft_lengths import DraftLengths
 from pagemill.core.planner import PlanView, StepLimits, plan_step
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
@@ -48,6 +49,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         caches_prefixes: bool = False,
+        speculative: SpeculativeConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         num_needed = -(-max_model_len // block_size)
@@ -67,7 +69,8 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._clock = clock  # seconds of `time.monotonic`; a simulation has its own
         self._commit = StepCommit(self._roster, clock)
-        self._results = StepResults(self._roster, max_model_len, clock)
+        self._drafts = None if speculative is None else DraftLengths(speculative, max_model_len)
+        self._results = StepResults(self._roster, max_model_len, clock, self._drafts)
         self._ignored: dict[str, tuple[EngineRequest, IgnoredRequest]] = {}  # to be answered
         self._in_flight: int | None = None  # step_id of the step that has no result yet
 
@@ -162,6 +165,7 @@ class Scheduler:
             waiting=self._roster.waiting,
             holders=self._roster.waiting_holders,
             blocks=self._blocks,
+            drafts=self._drafts,
         )
         plan = plan_step(view, self._limits, self._policy)
         output = self._commit.commit(plan, tuple(answer for _, answer in self._ignored.values()))

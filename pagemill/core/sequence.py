@@ -38,6 +38,21 @@ class SequenceCounter:
         return taken
 
 
+@dataclass(slots=True)
+class DraftRecord:
+    """How a sequence's drafts did lately: tokens that were compared with samples, and were right."""
+
+    num_compared: float = 0.0
+    num_right: float = 0.0
+    num_idle: int = 0  # steps since it had a draft
+
+    def take(self, num_compared: int, num_right: int, forgetting: float) -> None:
+        """Count one draft; `forgetting` is the weight of those before it."""
+        self.num_compared = forgetting * self.num_compared + num_compared
+        self.num_right = forgetting * self.num_right + num_right
+        self.num_idle = 0
+
+
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
     """One request and its samples.
@@ -91,6 +106,7 @@ class Sequence:
     num_passes: int = (
         0  # others admitted before it while its blocks were missing, since its last turn
     )
+    drafting: DraftRecord | None = None  # None: it has never been able to have a draft
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     # Seconds of `time.monotonic`; a forked sequence has its root's first_scheduled_time.

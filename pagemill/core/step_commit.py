@@ -85,7 +85,7 @@ class StepCommit:
             sequence.num_computed = len(planned.hits) * self._blocks.block_size
         num_computed = sequence.num_computed
         end = num_computed + planned.num_tokens
-        change = self._blocks.extend(sequence.seq_id, num_computed, end)
+        change = self._blocks.extend(sequence.seq_id, num_computed, end + planned.num_drafts)
         self._blocks.seal(sequence, num_computed, end)
         copies.extend(change.copies)
         start, block_ids = change.start, change.block_ids
@@ -109,6 +109,7 @@ class StepCommit:
             block_ids=block_ids,
             num_samples=num_samples,
             prompt_logprobs_from=_owed_from(sequence, end),
+            num_drafts=planned.num_drafts,
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagemill.core.draft_lengths import DraftLengths
 from pagemill.core.roster import Roster, news
 from pagemill.core.sequence import Sequence, SequenceStatus
 from pagemill.core.stop_checker import check_tokens
@@ -22,8 +23,15 @@ from pagemill.messages import (
 class StepResults:
     """Takes results into one roster. `clock` gives seconds of `time.monotonic`."""
 
-    def __init__(self, roster: Roster, max_model_len: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        max_model_len: int,
+        clock: Callable[[], float],
+        drafts: DraftLengths | None = None,
+    ) -> None:
         self._roster = roster
+        self._drafts = drafts
         self._max_model_len = max_model_len
         self._clock = clock
 
@@ -33,6 +41,8 @@ class StepResults:
         Results of sequences that ended since `schedule` are dropped.
         """
         now = self._clock()
+        if self._drafts is not None:
+            self._drafts.learn_costs(scheduled, result)
         updates: list[SequenceUpdate] = []
         for share, output in zip(scheduled.scheduled, result.sequences, strict=True):
             assert share.seq_id == output.seq_id, "results are not in the order of the step"
@@ -65,7 +75,7 @@ class StepResults:
         forks = [] if group.is_forked else self._roster.fork(sequence)
         group.is_forked = True
         updates = [
-            self._append(sample, output, index, now)
+            self._append(sample, share, output, index, now)
             for index, sample in enumerate((sequence, *forks))
         ]
         for fork in forks:
@@ -73,17 +83,38 @@ class StepResults:
                 self._roster.seat_fork(fork)
         return updates
 
+    def _settle_drafts(
+        self, sequence: Sequence, share: ScheduledSequence, num_accepted: int
+    ) -> None:
+        """Count the accepted drafts as computed, let their blocks be found, and drop the others' slots.
+
+        A token that ends the sequence may have cut the run: what was computed behind it is nobody's.
+        """
+        blocks = self._roster.blocks
+        sequence.num_computed = min(sequence.num_computed + num_accepted, sequence.num_tokens)
+        blocks.seal(sequence, share.num_computed, sequence.num_computed)
+        blocks.trim(sequence.seq_id, sequence.num_tokens)
+
     def _append(
-        self, sequence: Sequence, output: SequenceOutput, index: int, now: float
+        self,
+        sequence: Sequence,
+        share: ScheduledSequence,
+        output: SequenceOutput,
+        index: int,
+        now: float,
     ) -> SequenceUpdate:
         """Append run `index` of the output to a sequence, and end it where a token stops it."""
         run = output.tokens[index]
-        assert run, "a sample without a token"
+        assert 0 < len(run) <= output.num_drafted + 1, "not one token, or as many as were drafted"
+        if self._drafts is not None:
+            self._drafts.learn(sequence, output.num_drafted, len(run) - 1)
         request = sequence.group.request
         stop = check_tokens(run, len(sequence.output_token_ids), request, self._max_model_len)
         kept = run[: stop.num_kept]
         sequence.append(kept, now)
         self._roster.blocks.name_blocks(sequence)
+        if share.num_drafts:
+            self._settle_drafts(sequence, share, len(run) - 1)
         scores = output.scores[index][: stop.num_kept] if output.scores else ()
         prompt_scores = output.prompt_scores if index == 0 else ()
         if stop.finish_reason is None:

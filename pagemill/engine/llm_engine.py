@@ -17,14 +17,16 @@ from pagemill.engine.input_processor import InputProcessor
 from pagemill.engine.output_processor import OutputProcessor
 from pagemill.engine.resolve import resolve_engine
 from pagemill.engine.stat_loggers import make_stat_loggers
-from pagemill.engine.stats import StatLogger, StepCounts
+from pagemill.engine.stats import StatLogger, StepCounts, count_drafts
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError, NotSupportedError, RequestError
 from pagemill.executor import EXECUTORS
 from pagemill.executor.base import Executor, MemoryPlan
 from pagemill.log import get_logger, setup_logging
 from pagemill.messages import (
+    NO_DRAFTS,
     NO_LOOKUPS,
+    DraftCounts,
     EngineRequest,
     SchedulerOutput,
     SequenceUpdate,
@@ -74,6 +76,7 @@ class LLMEngine:
             num_blocks=plan.num_blocks,
             max_model_len=config.model.max_model_len,
             caches_prefixes=config.cache.enable_prefix_caching,
+            speculative=config.speculative,
         )
         self._inputs = InputProcessor(
             config.model,
@@ -206,7 +209,7 @@ class LLMEngine:
         outputs = self._process(scheduled, updates, counts)
         outputs += self._outputs.expire(expired, time.monotonic(), counts)
         laps.end("process")
-        self._record(counts, scheduled, laps.seconds | result.timings_s)
+        self._record(counts, scheduled, laps.seconds | result.timings_s, count_drafts(result))
         return outputs
 
     def _execute(self, scheduled: SchedulerOutput) -> StepOutput:
@@ -230,6 +233,7 @@ class LLMEngine:
         counts: StepCounts,
         scheduled: SchedulerOutput | None = None,
         timings_s: dict[str, float] | None = None,
+        drafts: DraftCounts = NO_DRAFTS,
     ) -> None:
         if not self._stat_loggers:
             return
@@ -238,7 +242,8 @@ class LLMEngine:
             self._scheduler.cache_usage(),
             num_preempted=0 if scheduled is None else scheduled.num_preempted,
             prefix_lookups=NO_LOOKUPS if scheduled is None else scheduled.prefix_lookups,
-            iteration_tokens=0 if scheduled is None else scheduled.num_tokens,
+            iteration_tokens=0 if scheduled is None else scheduled.num_tokens + drafts.num_drafted,
+            drafts=drafts,
             timings_s=timings_s,
         )
         for stat_logger in self._stat_loggers:

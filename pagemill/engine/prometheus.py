@@ -66,6 +66,7 @@ class PrometheusStatLogger:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._make_gauges(cache, num_blocks)
         self._make_counters()
+        self._make_draft_counters()
         self._make_histograms(max_model_len)
 
     def record(self, stats: StepStats) -> None:
@@ -77,6 +78,11 @@ class PrometheusStatLogger:
         self._preemptions.inc(stats.num_preempted)
         self._prefix_queries.inc(stats.prefix_lookups.num_queried)
         self._prefix_hits.inc(stats.prefix_lookups.num_hits)
+        self._drafts.inc(stats.drafts.num_drafts)
+        self._draft_tokens.inc(stats.drafts.num_drafted)
+        self._accepted_tokens.inc(stats.drafts.num_accepted)
+        for place, count in enumerate(stats.drafts.accepted):
+            self._accepted_at(place).inc(count)
         self._prompt_tokens.inc(stats.num_prompt_tokens)
         self._generation_tokens.inc(stats.num_generation_tokens)
         if stats.iteration_tokens:
@@ -179,6 +185,23 @@ class PrometheusStatLogger:
             deadline: expired.labels(**self._labels, deadline=deadline)
             for deadline in ("start", "end")
         }
+
+    def _make_draft_counters(self) -> None:
+        make = self._counter
+        self._drafts = make("spec_decode_num_drafts", "Drafts that were computed with a step.")
+        self._draft_tokens = make("spec_decode_num_draft_tokens", "Tokens of these drafts.")
+        self._accepted_tokens = make(
+            "spec_decode_num_accepted_tokens", "Draft tokens that the model sampled, too."
+        )
+        self._accepted_per_place = Counter(
+            self._name("spec_decode_num_accepted_tokens_per_pos"),
+            "Draft tokens that the model sampled, by their place in the draft.",
+            [*self._labels, "position"],
+            registry=self.registry,
+        )
+
+    def _accepted_at(self, place: int) -> Counter:
+        return self._accepted_per_place.labels(**self._labels, position=str(place))
 
     def _make_histograms(self, max_model_len: int) -> None:
         lengths = length_buckets(max_model_len)

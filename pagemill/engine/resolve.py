@@ -8,7 +8,7 @@ registries of models and devices do when their entries are loaded. Ranges of sin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,13 @@ from pagemill.config import (
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from pagemill.core.policies import POLICIES
 from pagemill.device import DEVICES, resolve_device
 from pagemill.engine.argument_checks import check_arguments
 from pagemill.engine.generation_defaults import end_token_ids, sampling_defaults
+from pagemill.engine.speculation import check_draft, draft_arguments, read_speculative_config
 from pagemill.engine.tokenizer_source import read_tokenizer, tokenizer_path
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import CheckpointError, ConfigError, NotSupportedError, UnknownNameError
@@ -91,6 +93,7 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
             metrics_prefix=args.metrics_prefix,
             debug=args.debug,
         ),
+        speculative=_speculative(args, model, tokenizer, device, notes),
         notes=tuple(notes.lines),
     )
     return config, tokenizer
@@ -268,6 +271,32 @@ def _max_model_len(args: EngineArgs, contexts: tuple[int, int], notes: _Notes) -
 
 
 # ---------------------------------------------------------------- the other sections
+
+
+def _speculative(
+    args: EngineArgs,
+    model: ModelConfig,
+    tokenizer: Tokenizer | None,
+    device: Device,
+    notes: _Notes,
+) -> SpeculativeConfig | None:
+    settings = read_speculative_config(args.speculative_config)
+    if settings is None:
+        return None
+    draft = None
+    if settings.needs_model:
+        draft_args = draft_arguments(args, settings, model.dtype)
+        path = locate(draft_args.model, revision=draft_args.revision)
+        draft = _model(draft_args, path, read_configs(path), tokenizer, device, _Notes())
+        check_draft(draft, read_tokenizer(draft_args), model, tokenizer)
+        notes.say("draft model", path, "speculative_config")
+    notes.say(
+        "speculative_config",
+        settings.config.method,
+        f"at most {settings.config.num_speculative_tokens} draft tokens a sequence and step, "
+        + ("fewer where they do not pay" if settings.config.adaptive_length else "always as many"),
+    )
+    return replace(settings.config, draft_model=draft)
 
 
 def _cache(args: EngineArgs, model: ModelConfig, device: Device, notes: _Notes) -> CacheConfig:

@@ -10,10 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from pagemill.log import get_logger
-from pagemill.messages import NO_LOOKUPS, FinishedStats, PrefixLookups, QueueSizes, StepStats
+from pagemill.messages import (
+    NO_DRAFTS,
+    NO_LOOKUPS,
+    DraftCounts,
+    FinishedStats,
+    PrefixLookups,
+    QueueSizes,
+    StepOutput,
+    StepStats,
+)
 from pagemill.outputs import RequestMetrics
 
 logger = get_logger(__name__)
@@ -46,6 +56,7 @@ class StepCounts:
         num_preempted: int = 0,
         prefix_lookups: PrefixLookups = NO_LOOKUPS,
         iteration_tokens: int = 0,
+        drafts: DraftCounts = NO_DRAFTS,
         timings_s: dict[str, float] | None = None,
     ) -> StepStats:
         """Return the frozen statistics of the step."""
@@ -57,12 +68,26 @@ class StepCounts:
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
             iteration_tokens=iteration_tokens,
+            drafts=drafts,
             time_to_first_token_s=tuple(self.time_to_first_token_s),
             inter_token_latency_s=tuple(self.inter_token_latency_s),
             finished=tuple(self.finished),
             expired=tuple(self.expired),
             timings_s=timings_s or {},
         )
+
+
+def count_drafts(result: StepOutput) -> DraftCounts:
+    """Return what the drafts of a step came to."""
+    drafted = [output for output in result.sequences if output.num_drafted]
+    if not drafted:
+        return NO_DRAFTS
+    accepted = [0] * max(output.num_drafted for output in drafted)
+    for output in drafted:
+        run = output.tokens[0] if output.tokens else ()
+        for place in range(len(run) - 1):
+            accepted[place] += 1
+    return DraftCounts(len(drafted), sum(output.num_drafted for output in drafted), tuple(accepted))
 
 
 def finished_stats(
@@ -100,6 +125,7 @@ class LoggingStatLogger:
         self._num_generation = 0
         self._num_queried = 0
         self._num_hits = 0
+        self._drafts = NO_DRAFTS
 
     def record(self, stats: StepStats) -> None:
         """Add a step; log when the interval is over."""
@@ -113,13 +139,14 @@ class LoggingStatLogger:
         self._num_generation += stats.num_generation_tokens
         self._num_queried += stats.prefix_lookups.num_queried
         self._num_hits += stats.prefix_lookups.num_hits
+        self._drafts = _added(self._drafts, stats.drafts)
         elapsed = now - self._since
         if elapsed < self._interval_s or elapsed <= 0:
             return
         queues = stats.queues
         logger.info(
             "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, swapped %d, waiting %d, "
-            "KV cache in use %.1f%%, prefix hits %.1f%%",
+            "KV cache in use %.1f%%, prefix hits %.1f%%%s",
             self._num_prompt / elapsed,
             self._num_generation / elapsed,
             queues.running,
@@ -127,7 +154,29 @@ class LoggingStatLogger:
             queues.waiting,
             100.0 * stats.kv_cache_usage,
             100.0 * self._num_hits / max(1, self._num_queried),
+            _draft_text(self._drafts),
         )
         self._since = now
         self._num_prompt = self._num_generation = 0
         self._num_queried = self._num_hits = 0
+        self._drafts = NO_DRAFTS
+
+
+def _added(one: DraftCounts, other: DraftCounts) -> DraftCounts:
+    accepted = zip_longest(one.accepted, other.accepted, fillvalue=0)
+    return DraftCounts(
+        one.num_drafts + other.num_drafts,
+        one.num_drafted + other.num_drafted,
+        tuple(a + b for a, b in accepted),
+    )
+
+
+def _draft_text(drafts: DraftCounts) -> str:
+    """Return the end of the line; an interval without drafts has none."""
+    if not drafts.num_drafts:
+        return ""
+    accepted = drafts.num_accepted
+    return (
+        f", drafts accepted {100.0 * accepted / drafts.num_drafted:.1f}% of {drafts.num_drafted} "
+        f"tokens, {1 + accepted / drafts.num_drafts:.2f} tokens a step with one"
+    )

@@ -10,8 +10,12 @@ Called by the worker, which makes the proposer, and by `worker.model_runner`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pagemill.registry import Registry
-from pagemill.speculation.base import Proposer
+
+if TYPE_CHECKING:
+    from pagemill.speculation.base import Proposer
 
 PROPOSERS: Registry[type[Proposer]] = Registry(
     "speculative method",

@@ -12,7 +12,9 @@ Tokens = NDArray[np.int32]
 Places = NDArray[np.int64]
 
 
-def narrow(tokens: Tokens, ends: Places, suffix: Tokens, size: int, most: int) -> tuple[Places, int]:
+def narrow(
+    tokens: Tokens, ends: Places, suffix: Tokens, size: int, most: int
+) -> tuple[Places, int]:
     """Return the places where the longest end of `suffix` ends, and its length.
 
     `ends` are places in `tokens` (rising) where the last `size` tokens of `suffix` end. One more token

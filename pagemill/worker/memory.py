@@ -4,7 +4,7 @@
     usable      available * gpu_memory_utilization
     weights     parameters in the model's dtype
     activations the worst-case step: max_num_batched_tokens tokens of sequences at max_model_len, then
-                max_num_seqs rows of logits and the sampler; and what the device's libraries keep
+                max_num_seqs rows of logits (and one a draft token) and the sampler; and what the device's libraries keep
     KV cache    the rest, in whole blocks; or kv_cache_memory_bytes outright
 
 Called by the worker, and by `pagemill plan` with the same arithmetic.
@@ -109,8 +109,17 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, device: Device)
         ROW_MATH.load(device.dense_weights)(),
         config.device.num_threads,
     )
-    after = model.peak_bytes(tokens, seqs) + sampling
+    after = model.peak_bytes(tokens, seqs + _most_drafts(config)) + sampling
     return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN + recordings
+
+
+def _most_drafts(config: EngineConfig) -> int:
+    """Return the most draft tokens of a step; each has a row of logits."""
+    spec, scheduler = config.speculative, config.scheduler
+    if spec is None:
+        return 0
+    most = scheduler.max_num_seqs * spec.num_speculative_tokens
+    return min(most, spec.max_drafts, scheduler.max_num_batched_tokens - 1)
 
 
 def _num_blocks(config: EngineConfig, free: int, block_bytes: int) -> int:

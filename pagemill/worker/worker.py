@@ -16,6 +16,7 @@ from pagemill.batch.kv_store import KVStore
 from pagemill.checkpoint import open_checkpoint
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
+from pagemill.device.base import Device
 from pagemill.device.host_memory import refused_memory
 from pagemill.log import get_logger
 from pagemill.memory_plan import MemoryPlan
@@ -24,6 +25,8 @@ from pagemill.models.blocks import DecoderLM
 from pagemill.models.loader import load_model
 from pagemill.sampling import ROW_MATH
 from pagemill.sampling.sampler import Sampler
+from pagemill.speculation import PROPOSERS
+from pagemill.speculation.base import Proposer, RankParts
 from pagemill.worker.memory import check_fits, plan_memory
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.replay import ReplayedForward
@@ -76,6 +79,7 @@ class Worker:
             device,
             max_logit_rows=config.scheduler.max_num_seqs,
             forward=_replayed(config, model, backend),
+            proposer=_proposer(config, backend, sampler, device, self._plan.num_blocks),
         )
 
     @property
@@ -86,6 +90,20 @@ class Worker:
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step."""
         return self._runner.execute(step)
+
+
+def _proposer(
+    config: EngineConfig,
+    backend: AttentionBackend,
+    sampler: Sampler,
+    device: Device,
+    num_blocks: int,
+) -> Proposer | None:
+    """Return what guesses tokens, if anything is to."""
+    if config.speculative is None:
+        return None
+    parts = RankParts(backend, sampler, device.torch_device, num_blocks)
+    return PROPOSERS.load(config.speculative.method).make(config, parts)
 
 
 def _replayed(
