@@ -102,6 +102,10 @@ class RequestTable:
         row_of = self._row_of
         return np.fromiter((row_of[s.seq_id] for s in scheduled), np.int64, len(scheduled))
 
+    def row(self, seq_id: int) -> int:
+        """Return the row of a sequence."""
+        return self._row_of[seq_id]
+
     def known_tokens(self, row: int) -> NDArray[np.int32]:
         """Return a view of a row's tokens, prompt then output."""
         return self.token_ids[row, : self.num_tokens[row]]

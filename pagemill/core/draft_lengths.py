@@ -118,9 +118,9 @@ class DraftLengths:
         parts = scheduled.scheduled
         if not parts or any(part.num_tokens != 1 or part.num_samples != 1 for part in parts):
             return
-        timings = dict(result.timings_s)
-        drafting = timings.pop("draft", 0.0)
-        seconds = sum(timings.values())
+        timings = result.timings_s
+        drafting = timings.get("draft", 0.0)
+        seconds = sum(s for name, s in timings.items() if not name.startswith("draft"))
         longest = max(output.num_drafted for output in result.sequences)
         num_drafted = sum(output.num_drafted for output in result.sequences)
         if seconds > 0.0:

@@ -105,7 +105,7 @@ class StepResults:
     ) -> SequenceUpdate:
         """Append run `index` of the output to a sequence, and end it where a token stops it."""
         run = output.tokens[index]
-        assert 0 < len(run) <= output.num_drafted + 1, "not one token, or as many as were drafted"
+        assert run, "a sample without a token"
         if self._drafts is not None:
             self._drafts.learn(sequence, output.num_drafted, len(run) - 1)
         request = sequence.group.request

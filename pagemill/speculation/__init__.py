@@ -21,5 +21,7 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
     "speculative method",
     {
         "ngram": "pagemill.speculation.ngram:NGramProposer",
+        "suffix": "pagemill.speculation.suffix:SuffixProposer",
+        "draft_model": "pagemill.speculation.draft_model:DraftModelProposer",
     },
 )

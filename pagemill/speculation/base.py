@@ -6,7 +6,7 @@ scheduler has set slots of the cache aside for drafts, so that nothing that it p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -14,12 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagemill.attention.base import AttentionBackend
+from torch import Tensor
+
+from pagemill.attention.base import AttentionBackend, StepAttention
 from pagemill.batch.request_table import RequestTable
 from pagemill.config import EngineConfig
 from pagemill.messages import ScheduledSequence, SchedulerOutput
+from pagemill.models.blocks import DecoderLM
 from pagemill.sampling.sampler import Sampler
 
+Forward = Callable[[Tensor, Tensor, StepAttention], Tensor]
 Draft = NDArray[np.int32]  # tokens that may come next, in order; empty where there is no guess
 
 
@@ -39,7 +43,10 @@ class RankParts:
     backend: AttentionBackend
     sampler: Sampler
     device: torch.device
+    dense_weights: str  # of the device: the format of weights that are not quantized
     num_blocks: int  # of the target's KV pool
+    # A forward pass that replays recorded steps of a model, where there is one.
+    replay: Callable[[DecoderLM], Forward | None]
 
 
 class Proposer(Protocol):

@@ -1,7 +1,7 @@
 """The drafts of one step: asked of the proposer, written behind the known tokens of their rows.
 
-Owned by `worker.model_runner`, which lets it see each step at two points: before rows are dropped, and
-before the batch is built.
+Owned by `worker.model_runner`, which lets it see each step at three points: before rows are dropped, when
+the new ones are there, and before the batch is built.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ class Drafter:
         if seq_ids:
             self._proposer.end_rows(self._table, seq_ids)
 
+    def begin(self, step: SchedulerOutput) -> None:
+        """Let the proposer see the step; the table has its rows and blocks."""
+        self._proposer.begin_step(self._table, step)
+
     def draft(self, step: SchedulerOutput) -> Drafts:
         """Put drafts into the table where the step has room for them, and return them."""
-        self._proposer.begin_step(self._table, step)
         indices = [i for i, part in enumerate(step.scheduled) if part.num_drafts]
         if not indices:
             return NO_DRAFTS_MADE

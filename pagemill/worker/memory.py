@@ -2,10 +2,11 @@
 
     available   what the process may still take at start (machine, or cgroup limit)
     usable      available * gpu_memory_utilization
-    weights     parameters in the model's dtype
+    weights     parameters in the model's dtype, and those of a draft model
     activations the worst-case step: max_num_batched_tokens tokens of sequences at max_model_len, then
                 max_num_seqs rows of logits (and one a draft token) and the sampler; and what the device's libraries keep
-    KV cache    the rest, in whole blocks; or kv_cache_memory_bytes outright
+    KV cache    the rest, in whole blocks; or kv_cache_memory_bytes outright. A block of the plan is one
+                of the model's pool and one of the draft model's
 
 Called by the worker, and by `pagemill plan` with the same arithmetic.
 """
@@ -43,12 +44,22 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
     model = build_meta_model(config.model, dense=device.dense_weights)
     weights = weight_bytes(model)
     peak = peak_activation_bytes(config, model, device)
+    draft = config.speculative.draft_model if config.speculative is not None else None
+    if draft is not None:
+        draft_model = build_meta_model(draft, dense=device.dense_weights)
+        weights += weight_bytes(draft_model)
+        # The two models compute one after the other; each keeps its recordings.
+        peak = max(peak, peak_activation_bytes(config, draft_model, device))
+        peak += _recording_bytes(draft_model, device)
     peak += device.library_bytes(config.model.dtype)
     free = usable - weights - peak
     if config.cache.kv_cache_memory_bytes is not None:
         free = config.cache.kv_cache_memory_bytes
     block_size = config.cache.block_size
-    block_bytes = config.model.shape.kv_bytes_per_token(config.cache.dtype) * block_size
+    token_bytes = config.model.shape.kv_bytes_per_token(config.cache.dtype)
+    if draft is not None:
+        token_bytes += draft.shape.kv_bytes_per_token(config.cache.dtype)
+    block_bytes = token_bytes * block_size
     num_blocks = _num_blocks(config, free, block_bytes)
     plan = MemoryPlan(
         available_bytes=available,
@@ -103,7 +114,7 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, device: Device)
         for spec in set(model.attention_specs)
     )
     forward = model.peak_bytes(tokens, 0) + attention
-    recordings = arena_bytes(model) if isinstance(backend, CPUAttention) else 0
+    recordings = _recording_bytes(model, device)
     sampling = sampler.peak_bytes(
         config.model.shape.vocab_size,
         ROW_MATH.load(device.dense_weights)(),
@@ -111,6 +122,12 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, device: Device)
     )
     after = model.peak_bytes(tokens, seqs + _most_drafts(config)) + sampling
     return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN + recordings
+
+
+def _recording_bytes(model: CausalLM, device: Device) -> int:
+    """Return what recorded steps of a model keep."""
+    backend = BACKENDS.load(device.attention_backend)()
+    return arena_bytes(model) if isinstance(backend, CPUAttention) else 0
 
 
 def _most_drafts(config: EngineConfig) -> int:

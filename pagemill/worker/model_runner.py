@@ -78,6 +78,9 @@ class ModelRunner:
         self._table.set_blocks(step.scheduled)
         self._kv.copy_blocks(step.block_moves.copies)
         rows_ready = time.perf_counter()
+        if self._drafter is not None:
+            self._drafter.begin(step)
+        begun = time.perf_counter()
         drafts = NO_DRAFTS_MADE if self._drafter is None else self._drafter.draft(step)
         if step.is_empty:
             return StepOutput(step.step_id, (), {"prepare": time.perf_counter() - start})
@@ -112,7 +115,8 @@ class ModelRunner:
         )
         timings = {
             "prepare": prepared - drafted + rows_ready - start,
-            "draft": drafted - rows_ready,
+            "draft_preparation": begun - rows_ready,
+            "draft": drafted - begun,
             "model": computed - prepared,
             "sample": time.perf_counter() - computed,
         }

@@ -79,8 +79,25 @@ class Worker:
             device,
             max_logit_rows=config.scheduler.max_num_seqs,
             forward=_replayed(config, model, backend),
-            proposer=_proposer(config, backend, sampler, device, self._plan.num_blocks),
+            proposer=self._proposer(config, backend, sampler, device),
         )
+
+    def _proposer(
+        self, config: EngineConfig, backend: AttentionBackend, sampler: Sampler, device: Device
+    ) -> Proposer | None:
+        """Return what guesses tokens, if anything is to."""
+        if config.speculative is None:
+            return None
+        parts = RankParts(
+            backend,
+            sampler,
+            device.torch_device,
+            device.dense_weights,
+            self._plan.num_blocks,
+            lambda model: _replayed(config, model, backend),
+        )
+        with refused_memory("the draft model and its cache were made"):
+            return PROPOSERS.load(config.speculative.method).make(config, parts)
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -90,20 +107,6 @@ class Worker:
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step."""
         return self._runner.execute(step)
-
-
-def _proposer(
-    config: EngineConfig,
-    backend: AttentionBackend,
-    sampler: Sampler,
-    device: Device,
-    num_blocks: int,
-) -> Proposer | None:
-    """Return what guesses tokens, if anything is to."""
-    if config.speculative is None:
-        return None
-    parts = RankParts(backend, sampler, device.torch_device, num_blocks)
-    return PROPOSERS.load(config.speculative.method).make(config, parts)
 
 
 def _replayed(

@@ -9,6 +9,7 @@ be computed without any scheduler (`expected_tokens`).
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 from pagemill.core.block_manager import BlockManager
@@ -154,6 +155,8 @@ class FakeRanks:
         self.first: dict[str, int] = {}  # request_id -> first_history; EMPTY where it is not listed
         self.num_computed = 0
         self.num_copies = 0
+        self.draft_rng = random.Random(0)  # which drafts are right
+        self.num_drafted = self.num_accepted = 0
 
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step."""
@@ -161,9 +164,12 @@ class FakeRanks:
         self._copy_blocks(step.block_moves.copies)
         for share in step.scheduled:
             self._change_table(share)
+        drafts = {share.seq_id: self._draft(share) for share in step.scheduled}
         for share in step.scheduled:
-            self._write(share)
-        outputs = tuple(self._read_and_draw(share) for share in step.scheduled)
+            self._write(share, drafts[share.seq_id])
+        outputs = tuple(
+            self._read_and_draw(share, drafts[share.seq_id]) for share in step.scheduled
+        )
         return StepOutput(step.step_id, outputs)
 
     def _change_rows(self, step: SchedulerOutput) -> None:
@@ -190,24 +196,46 @@ class FakeRanks:
         assert share.block_start <= len(table), "a gap in the table"
         table[share.block_start : share.block_start + len(share.block_ids)] = share.block_ids
 
-    def _write(self, share: ScheduledSequence) -> None:
+    def _draft(self, share: ScheduledSequence) -> list[int]:
+        """Return at most `num_drafts` tokens: the right ones, up to a wrong one now and then."""
+        if not share.num_drafts:
+            return []
+        assert share.num_samples == 1, "drafts behind several samples, or none"
+        row = self.rows[share.seq_id]
+        history = self._history(row, row.token_ids)
+        drafts: list[int] = []
+        for place in range(self.draft_rng.randint(0, share.num_drafts)):
+            token = draw(history, row.new.sample_index, len(row.token_ids) + place)
+            if self.draft_rng.random() < 0.25:
+                token = (token + 1) % VOCAB
+            drafts.append(token)
+            history = extend_history(history, token)
+        return drafts
+
+    def _history(self, row: Row, token_ids: list[int]) -> int:
+        history = self.first.get(row.new.request_id, EMPTY)
+        for token in token_ids:
+            history = extend_history(history, token)
+        return history
+
+    def _write(self, share: ScheduledSequence, drafts: list[int]) -> None:
         row = self.rows[share.seq_id]
         end = share.num_computed + share.num_tokens
         assert share.num_tokens > 0
         assert end <= len(row.token_ids), "tokens scheduled that are not known"
         history = self.first.get(row.new.request_id, EMPTY)
-        for position, token in enumerate(row.token_ids[:end]):
+        for position, token in enumerate([*row.token_ids[:end], *drafts]):
             history = extend_history(history, token)
             if position >= share.num_computed:
                 block, slot = divmod(position, self.block_size)
                 self.slots[row.table[block]][slot] = history
         self.num_computed += share.num_tokens
 
-    def _read_and_draw(self, share: ScheduledSequence) -> SequenceOutput:
+    def _read_and_draw(self, share: ScheduledSequence, drafts: list[int]) -> SequenceOutput:
         row = self.rows[share.seq_id]
         end = share.num_computed + share.num_tokens
         history = self.first.get(row.new.request_id, EMPTY)
-        for position, token in enumerate(row.token_ids[:end]):
+        for position, token in enumerate([*row.token_ids[:end], *drafts]):
             history = extend_history(history, token)
             block, slot = divmod(position, self.block_size)
             assert self.slots[row.table[block]][slot] == history, (
@@ -217,6 +245,8 @@ class FakeRanks:
             self.fail.remove(share.seq_id)
             return SequenceOutput(share.seq_id, (), error="broken on purpose")
         assert share.num_samples == 0 or end == len(row.token_ids), "drawn in mid-prompt"
+        if drafts:
+            return self._draw_run(row, share, drafts)
         assert share.num_samples <= 1 or end == row.new.num_prompt_tokens, "samples drawn twice"
         tokens = tuple(
             (draw(history, row.new.sample_index + index, end),)
@@ -230,6 +260,21 @@ class FakeRanks:
             scores=tuple(tuple(TokenScores(t, 0.0, 1) for t in run) for run in tokens),
             prompt_scores=self._prompt_scores(row, share, end),
         )
+
+    def _draw_run(self, row: Row, share: ScheduledSequence, drafts: list[int]) -> SequenceOutput:
+        """Sample behind the known tokens and behind each draft that was sampled itself."""
+        run: list[int] = []
+        for wanted in (*drafts, None):
+            position = len(row.token_ids)
+            token = draw(self._history(row, row.token_ids), row.new.sample_index, position)
+            row.token_ids.append(token)
+            run.append(token)
+            if token != wanted:
+                break
+        self.num_drafted += len(drafts)
+        self.num_accepted += len(run) - 1
+        scores = tuple(TokenScores(token, 0.0, 1) for token in run)
+        return SequenceOutput(share.seq_id, (tuple(run),), (scores,), num_drafted=len(drafts))
 
     def _prompt_scores(
         self, row: Row, share: ScheduledSequence, end: int

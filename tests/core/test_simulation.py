@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pagemill.config import SchedulerConfig
+from pagemill.config import SchedulerConfig, SpeculativeConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.messages import (
     EngineRequest,
@@ -48,7 +48,7 @@ class Simulation:
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
         policy: str = "fcfs", caches_prefixes: bool = False,
-        tenant_weights: dict[str, float] | None = None,
+        tenant_weights: dict[str, float] | None = None, num_drafts: int = 0,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy,
@@ -59,7 +59,8 @@ class Simulation:
         self.config = config
         self.scheduler = Scheduler(
             config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len,
-            caches_prefixes=caches_prefixes, clock=lambda: self.now,
+            caches_prefixes=caches_prefixes, speculative=drafting(num_drafts),
+            clock=lambda: self.now,
         )  # fmt: skip
         self.ranks = FakeRanks(num_blocks, block_size)
         self.requests: dict[str, EngineRequest] = {}
@@ -104,7 +105,8 @@ class Simulation:
         for answer in step.ignored:
             assert answer.request_id not in self.ignored
             self.ignored.add(answer.request_id)
-        assert step.num_tokens <= self.config.max_num_batched_tokens
+        num_drafts = sum(share.num_drafts for share in step.scheduled)
+        assert step.num_tokens + num_drafts <= self.config.max_num_batched_tokens
         assert len(step.scheduled) <= self.config.max_num_seqs
         assert step.queues == self.scheduler.queue_sizes()
         if self.scheduler.has_unfinished():
@@ -169,6 +171,15 @@ class Simulation:
             assert positions == whole
 
 
+def drafting(num_drafts: int) -> SpeculativeConfig | None:
+    """Return the settings under which every sequence always has so many drafts, 0: off."""
+    if not num_drafts:
+        return None
+    return SpeculativeConfig(
+        method="fake", num_speculative_tokens=num_drafts, adaptive_length=False, options={}
+    )
+
+
 class RandomService(RuleBasedStateMachine):
     """Requests, steps, aborts, string stops and failures in any order."""
 
@@ -185,6 +196,7 @@ class RandomService(RuleBasedStateMachine):
             max_seqs=data.draw(st.integers(1, 6)),
             policy=data.draw(st.sampled_from(policy_names())),
             caches_prefixes=data.draw(st.booleans()),
+            num_drafts=data.draw(st.sampled_from([0, 1, 4, 9])),
         )
         self.num_added = 0
 
@@ -307,6 +319,7 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
             max_seqs=rng.choice([2, 8, 32]),
             policy=rng.choice(policy_names()),
             caches_prefixes=seed % 2 == 0,
+            num_drafts=seed % 3 * 3,
         )
         for number in range(25):
             stem = rng.choice(STEMS)[: rng.randrange(30)]
@@ -325,3 +338,4 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
         sim.run(max_steps=20_000)
         assert sim.ranks.num_copies > 0
         assert (sim.num_hits > 0) == (seed % 2 == 0)
+        assert (sim.ranks.num_accepted > 0) == (seed % 3 > 0)

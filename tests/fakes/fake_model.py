@@ -32,11 +32,14 @@ from pagemill.config import (
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from pagemill.device.cpu import CPUDevice
 from pagemill.memory_plan import MemoryPlan
 from pagemill.messages import SchedulerOutput, StepOutput
 from pagemill.sampling.sampler import Sampler
+from pagemill.speculation import PROPOSERS
+from pagemill.speculation.base import Proposer, RankParts
 from pagemill.worker.model_runner import ModelRunner
 
 VOCAB_SIZE = 260
@@ -180,6 +183,7 @@ def fake_config(
     max_num_batched_tokens: int = 64,
     max_num_seqs: int = 16,
     enable_prefix_caching: bool = False,
+    speculative: SpeculativeConfig | None = None,
     **model_fields: Any,
 ) -> EngineConfig:
     """Return the settled configuration of an engine over `FakeCausalLM` (model_type "fake")."""
@@ -222,13 +226,17 @@ def fake_config(
         observability=ObservabilityConfig(
             log_stats=False, log_stats_interval_s=5.0, metrics_prefix="pagemill", debug=True
         ),
+        speculative=speculative,
     )
 
 
 class FakeExecutor:
-    """An `Executor` in this process: the fake model under the real runner, cache and sampler."""
+    """An `Executor` in this process: the fake model under the real runner, cache and sampler.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `proposer` None: that of `config.speculative`, if any.
+    """
+
+    def __init__(self, config: EngineConfig, proposer: Proposer | None = None) -> None:
         model = FakeCausalLM(config.model.hf_config)
         backend = NaiveAttention()
         device = CPUDevice()
@@ -247,9 +255,15 @@ class FakeExecutor:
             logprobs_mode=config.model.logprobs_mode,
             logits_processors=config.model.logits_processors,
         )
+        if proposer is None and config.speculative is not None:
+            parts = RankParts(
+                backend, sampler, device.torch_device, "torch", num_blocks, lambda model: None
+            )
+            proposer = PROPOSERS.load(config.speculative.method).make(config, parts)
         self.runner = ModelRunner(
-            model, backend, kv, sampler, device, max_logit_rows=config.scheduler.max_num_seqs
-        )
+            model, backend, kv, sampler, device,
+            max_logit_rows=config.scheduler.max_num_seqs, proposer=proposer,
+        )  # fmt: skip
         self.steps: list[SchedulerOutput] = []  # all that were run
         self._plan = MemoryPlan(
             available_bytes=1 << 30,
