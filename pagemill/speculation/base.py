@@ -13,7 +13,6 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
 from torch import Tensor
 
 from pagemill.attention.base import AttentionBackend, StepAttention
