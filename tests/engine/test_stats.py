@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagemill.engine.prometheus import PrometheusStatLogger, length_buckets
-from pagemill.engine.stats import LoggingStatLogger
-from pagemill.messages import QueueSizes, StepStats
+from pagemill.engine.stats import LoggingStatLogger, count_drafts
+from pagemill.messages import QueueSizes, SequenceOutput, StepOutput, StepStats
 from pagemill.sampling_params import SamplingParams
 from tests.engine.harness import MAX_MODEL_LEN, StatsList, engine_config, make_engine, run, says
 
@@ -106,6 +106,33 @@ def test_tokens_and_times_are_counted() -> None:
         assert seen[f"vllm:{name}_seconds_count"] == 1
 
 
+def step_with_drafts(*runs: tuple[int, int]) -> StepStats:
+    """Return a step's statistics, one (drafted, accepted) a sequence."""
+    outputs = tuple(
+        SequenceOutput(i, ((7,) * (accepted + 1),), num_drafted=drafted)
+        for i, (drafted, accepted) in enumerate(runs)
+    )
+    drafts = count_drafts(StepOutput(0, outputs))
+    return StepStats(
+        queues=QueueSizes(1, 0), kv_cache_usage=0.5, num_generation_tokens=9, drafts=drafts
+    )
+
+
+def test_drafts_are_counted_by_what_came_of_them_and_by_place() -> None:
+    logger = prometheus()
+    logger.record(step_with_drafts((4, 2), (3, 0), (0, 0), (2, 2)))
+    logger.record(step_with_drafts((0, 0)))
+    seen = values(logger)
+    name = "pagemill:spec_decode_num"
+    assert seen[f"{name}_drafts_total"] == 3
+    assert seen[f"{name}_draft_tokens_total"] == 9
+    assert seen[f"{name}_accepted_tokens_total"] == 4
+    by_place = {
+        m.labels["position"]: m.value for m in logger.metrics() if m.name.endswith("_per_pos")
+    }
+    assert by_place == {"0": 2, "1": 2, "2": 0, "3": 0}
+
+
 def test_metrics_can_be_read_as_objects() -> None:
     logger = prometheus()
     engine, _ = make_engine(says("abc"), stat_loggers=[logger])
@@ -165,6 +192,19 @@ def test_one_line_each_interval_while_work_is_done(lines: list[str]) -> None:
     assert "generation 20.8 tokens/s" in lines[0]
     for part in ("running 2", "waiting 3", "swapped 0", "25.0%"):
         assert part in lines[0]
+
+
+def test_the_line_says_what_drafts_came_to_where_there_are_any(lines: list[str]) -> None:
+    clock = Clock()
+    logger = LoggingStatLogger(5.0, clock)
+    for drafted in ((4, 2), (4, 0)):
+        logger.record(step_with_drafts(drafted))
+        clock.now += 2.6
+    logger.record(step_with_drafts((0, 0)))
+    assert lines[-1].endswith("drafts accepted 25.0% of 8 tokens, 2.00 tokens a step with one")
+    clock.now += 5
+    logger.record(step_with_drafts((0, 0)))
+    assert "drafts" not in lines[-1]
 
 
 def test_a_pause_gives_no_line_and_lowers_no_rate(lines: list[str]) -> None:
