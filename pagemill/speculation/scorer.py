@@ -19,7 +19,7 @@ def scored_rows(table: RequestTable, row: int, last: SampleRow, num_drafts: int)
 
     The drafts stand in the table behind the known tokens (`RequestTable.put_drafts`).
     """
-    assert last.num_samples == 1, "drafts follow a single sample"
+    assert not num_drafts or last.num_samples == 1, "drafts follow a single sample"
     num_known = len(last.token_ids)
     return [last] + [
         dataclasses.replace(last, token_ids=table.token_ids[row, : num_known + count])

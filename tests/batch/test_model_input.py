@@ -106,3 +106,57 @@ def test_building_changes_nothing_in_the_table() -> None:
     batch.attention.block_tables.zero_()
     after = table.block_tables, table.token_ids, table.num_tokens
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5)), min_size=1, max_size=8),
+    st.sampled_from([1, 4]),
+)
+def test_drafts_are_computed_behind_the_known_tokens_and_each_is_sampled_at(
+    shapes: list[tuple[int, int]], block_size: int
+) -> None:
+    table, scheduled, drafts = RequestTable(), [], []
+    for seq_id, (known, count) in enumerate(shapes):
+        tokens = tuple(100 * seq_id + i for i in range(known))
+        table.add([NewSequence(seq_id, "r", tokens, 1, 0, SamplingSpec())])
+        blocks = tuple(range(50 * seq_id, 50 * seq_id + -(-(known + count) // block_size)))
+        scheduled.append(
+            ScheduledSequence(seq_id, known - 1, 1, 0, blocks, 1, None, num_drafts=count)
+        )
+        drafts.append([7000 + i for i in range(count)])
+    table.set_blocks(scheduled)
+    for row, draft in zip(table.rows(scheduled).tolist(), drafts, strict=True):
+        table.put_drafts(row, draft)
+    counts = np.array([len(draft) for draft in drafts])
+    batch = build_model_input(table, scheduled, block_size, CPU, counts)
+
+    ids, positions, slots = [], [], []
+    for part, draft in zip(scheduled, drafts, strict=True):
+        for p in range(part.num_computed, part.num_computed + 1 + len(draft)):
+            is_known = p == part.num_computed
+            ids.append(100 * part.seq_id + p if is_known else draft[p - part.num_computed - 1])
+            positions.append(p)
+            slots.append(part.block_ids[p // block_size] * block_size + p % block_size)
+    assert batch.token_ids.tolist() == ids
+    assert batch.positions.tolist() == positions
+    assert batch.attention.slot_mapping.tolist() == slots
+    assert batch.sample_rows.tolist() == list(range(len(ids)))
+    assert [table.known_tokens(row).size for row in batch.rows.tolist()] == [n for n, _ in shapes]
+
+
+def test_a_part_without_drafts_beside_one_with_some_samples_at_its_last_token() -> None:
+    table = RequestTable()
+    for seq_id in range(3):
+        table.add([NewSequence(seq_id, "r", (1, 2, 3, 4), 4, 0, SamplingSpec())])
+    scheduled = [
+        ScheduledSequence(0, 0, 4, 0, (0, 1), 1),
+        ScheduledSequence(1, 3, 1, 0, (2, 3), 1, None, num_drafts=2),
+        ScheduledSequence(2, 0, 2, 0, (4,), 0),
+    ]
+    table.set_blocks(scheduled)
+    table.put_drafts(int(table.rows(scheduled)[1]), [8, 9])
+    batch = build_model_input(table, scheduled, 4, CPU, np.array([0, 2, 0]))
+    assert batch.token_ids.tolist() == [1, 2, 3, 4, 4, 8, 9, 1, 2]
+    assert batch.sample_rows.tolist() == [3, 4, 5, 6]
+    assert batch.sampled.tolist() == [0, 1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.config import EngineConfig
+from pagemill.config import EngineConfig, SpeculativeConfig
 from pagemill.errors import CacheTooSmallError, ConfigError
 from pagemill.models import MODELS
 from pagemill.worker.memory import check_fits, plan_memory
@@ -127,6 +127,38 @@ def test_bigger_steps_need_more_activations() -> None:
         )
     ]
     assert peaks[0] < peaks[1] < peaks[2]
+
+
+def test_a_draft_model_takes_weights_and_a_part_of_every_block() -> None:
+    config = make_config()
+    shape = {**LLAMA, "num_hidden_layers": 2}
+    draft = dataclasses.replace(
+        config.model, hf_config=shape, shape=MODELS.load("llama").read_shape(shape)
+    )
+    speculative = SpeculativeConfig(
+        method="draft_model", num_speculative_tokens=4, adaptive_length=True, options={},
+        draft_model=draft,
+    )  # fmt: skip
+    plain = plan_memory(config, 1024 * MIB)
+    with_draft = plan_memory(dataclasses.replace(config, speculative=speculative), 1024 * MIB)
+    alone = plan_memory(dataclasses.replace(config, model=draft), 1024 * MIB)
+    assert with_draft.weight_bytes == plain.weight_bytes + alone.weight_bytes
+    assert with_draft.block_bytes == plain.block_bytes * 10 // 8
+    assert with_draft.num_blocks < plain.num_blocks
+
+
+def test_draft_tokens_take_a_row_of_logits_each() -> None:
+    config = make_config()
+    config = dataclasses.replace(
+        config, scheduler=dataclasses.replace(config.scheduler, max_num_seqs=512)
+    )
+    speculative = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=8, adaptive_length=True, options={}
+    )
+    plain = plan_memory(config, 1024 * MIB)
+    with_drafts = plan_memory(dataclasses.replace(config, speculative=speculative), 1024 * MIB)
+    more = with_drafts.peak_activation_bytes - plain.peak_activation_bytes
+    assert more >= 64 * 4 * LLAMA["vocab_size"]  # max_drafts of them at most, whatever runs
 
 
 def test_longest_length_of_the_advice_fits() -> None:
