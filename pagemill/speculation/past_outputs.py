@@ -62,7 +62,8 @@ class PastOutputs:
         same = (self.tokens[(places - 1) % capacity] == suffix[-2]) & (
             self.tokens[places % capacity] == suffix[-1]
         )
-        return places[same]
+        kept: Places = places[same]
+        return kept
 
     def _link(self, hashes: Places, places: Places) -> None:
         """Link each place to the one before it with the same hash, and make the last ones heads."""

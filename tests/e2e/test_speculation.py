@@ -50,28 +50,25 @@ def answers_known(
     return known
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=8)
 @given(
     st.lists(sampled_requests(), min_size=2, max_size=6),
     st.sampled_from([1, 3, 8]),
     st.sampled_from([0.0, 0.2, 0.6]),
     st.booleans(),
-    st.randoms(use_true_random=False),
+    st.sampled_from(ENGINE_SHAPES),
 )
 def test_a_request_says_the_same_with_and_without(
-    requests: list[Any], length: int, wrong: float, adaptive: bool, rng: Any
+    requests: list[Any], length: int, wrong: float, adaptive: bool, shape: dict[str, Any]
 ) -> None:
     plain = [run(engine_and_executor(None)[0], [request])[0] for request in requests]
     alone = [said(output) for output in plain]
     known = answers_known(requests, plain)
     config = dataclasses.replace(REPEATING, num_speculative_tokens=length, adaptive_length=adaptive)
-    for shape in ENGINE_SHAPES:
-        order = list(range(len(requests)))
-        rng.shuffle(order)
-        engine, _ = engine_and_executor(config, KnowingProposer(known, wrong=wrong), **shape)
-        for _ in range(2 if shape.get("enable_prefix_caching") else 1):
-            outputs = run(engine, [requests[i] for i in order])
-            assert [said(output) for output in outputs] == [alone[i] for i in order]
+    engine, _ = engine_and_executor(config, KnowingProposer(known, wrong=wrong), **shape)
+    # The second time whatever the first one left is found.
+    for _ in range(2 if shape.get("enable_prefix_caching") else 1):
+        assert [said(output) for output in run(engine, requests)] == alone
 
 
 def test_right_drafts_save_steps() -> None:
