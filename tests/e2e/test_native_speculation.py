@@ -108,7 +108,7 @@ class Runs:
             args["kv_cache_memory_bytes"] = pool * plan.block_bytes
         with LLM(self.folder(family), **args) as llm:
             outputs = [o for _ in "ab" for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
-            found = {m.name.rpartition("_num_")[2]: m.value for m in llm.get_metrics()}
+            found = {m.name.rpartition("decode_num_")[2]: m.value for m in llm.get_metrics()}
         return [answer(output) for output in outputs], found
 
     def plain(self, family: str, form: Format) -> list[Answer]:
@@ -181,4 +181,4 @@ def test_a_small_pool_with_preemptions_changes_no_answer(runs: Runs, method: str
     told, found = runs.ask("llama", FORMATS[1], method, pool=11, block_size=8)
     assert told == runs.plain("llama", FORMATS[1])
     assert found["draft_tokens"] > 0
-    assert found["preemptions"] > 0
+    assert found["pagemill:num_preemptions"] > 0
