@@ -115,11 +115,11 @@ class ModelRunner:
         )
         timings = {
             "prepare": prepared - drafted + rows_ready - start,
-            "draft_preparation": begun - rows_ready,
-            "draft": drafted - begun,
             "model": computed - prepared,
             "sample": time.perf_counter() - computed,
         }
+        if self._drafter is not None:
+            timings |= {"draft_preparation": begun - rows_ready, "draft": drafted - begun}
         return StepOutput(step.step_id, outputs, timings)
 
     def _sample(

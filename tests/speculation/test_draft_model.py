@@ -78,7 +78,7 @@ def make_engine(
     return LLMEngine(config, executor, ByteTokenizer()), executor
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(
     st.lists(sampled_requests(), min_size=2, max_size=6),
     st.booleans(),
