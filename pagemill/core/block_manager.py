@@ -77,8 +77,9 @@ class BlockManager:
 
     def name_blocks(self, sequence: Sequence) -> None:
         """Name what the sequence's known tokens fill, so that plans can look it up."""
-        if self._caches_prefixes:
-            extend_names(sequence, self.block_size, sequence.num_tokens // self.block_size)
+        num_full = sequence.num_tokens // self.block_size
+        if self._caches_prefixes and num_full > len(sequence.block_names):
+            extend_names(sequence, self.block_size, num_full)
 
     def claim(self, hits: PrefixHits) -> None:
         """Hold the blocks that a plan found. Of a step all are claimed before any block is taken."""
@@ -100,6 +101,8 @@ class BlockManager:
 
     def seal(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
         """Let the blocks be found that positions [num_computed, num_tokens) fill up."""
+        if num_computed // self.block_size == num_tokens // self.block_size:
+            return
         table, names = self._tables[sequence.seq_id], sequence.block_names
         stop = min(num_tokens // self.block_size, len(names))
         for index in range(num_computed // self.block_size, stop):
@@ -120,6 +123,8 @@ class BlockManager:
         num_held = len(table)
         num_needed = -(-num_tokens // self.block_size)
         first = num_computed // self.block_size
+        if first == num_needed - 1 == num_held - 1 and self._pool.ref_count(table[first]) == 1:
+            return TableChange(num_held, (), ())  # nearly every decode
         start = num_held
         copies = []
         for index in range(first, min(num_held, num_needed)):

@@ -143,11 +143,15 @@ class _BlockDraft:
         """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self._size)
 
-    def has_slot(self, sequence: Sequence) -> bool:
-        """Return whether the next token costs nothing: it goes into a block of the sequence's own."""
+    def take_slot(self, sequence: Sequence) -> bool:
+        """Take the place of a sequence's one token left, if it costs nothing: a block of its own has it."""
         table = self._view.table(sequence.seq_id)
         index = sequence.num_computed // self._size
-        return index < len(table) and self._ref(table[index]) == 1
+        if index >= len(table) or self._ref(table[index]) != 1:
+            return False
+        if sequence.num_tokens % self._size == 0:
+            self.seal(sequence, sequence.num_computed, sequence.num_tokens)
+        return True
 
     def tokens_that_fit(self, sequence: Sequence, wanted: int) -> int:
         """Return how many of the next `wanted` tokens the free blocks allow."""
@@ -253,7 +257,7 @@ class _BlockDraft:
         return self._ref(self._view.table(sequence.seq_id)[-1]) == 1
 
     def _ref(self, block: int) -> int:
-        planned = self._refs.get(block)
+        planned = self._refs.get(block) if self._refs else None
         return self._view.ref_count(block) if planned is None else planned
 
     def _shared(self, sequence: Sequence, table: list[int]) -> list[int]:
@@ -310,12 +314,12 @@ class _Draft:
         """Plan a running sequence as far as budget and blocks allow, taking blocks if need be."""
         if self._tokens_left == 0 or sequence.seq_id in self._preempted:
             return
-        wanted = self._share(sequence.num_remaining)
-        if sequence.num_remaining == 1 and self._blocks.has_slot(sequence):  # nearly every decode
+        num_remaining = sequence.num_remaining
+        if num_remaining == 1 and self._blocks.take_slot(sequence):  # nearly every decode
             self._planned[sequence.seq_id] = PlannedSequence(sequence, 1)
-            self._blocks.seal(sequence, sequence.num_computed, sequence.num_tokens)
             self._tokens_left -= 1
             return
+        wanted = self._share(num_remaining)
         fitting = self._blocks.tokens_that_fit(sequence, wanted)
         while fitting == 0:
             if not self._preempt_for(sequence):

@@ -34,9 +34,10 @@ class StepCommit:
         """Carry out a plan; return the step, which also answers what was `ignored`."""
         for victim in plan.preempted:
             self._roster.preempt(victim)
-        num_admitted = sum(p.sequence.status is SequenceStatus.WAITING for p in plan.scheduled)
-        for passed in plan.passed:
-            passed.num_passes += num_admitted
+        if plan.passed:
+            num_admitted = sum(p.sequence.status is SequenceStatus.WAITING for p in plan.scheduled)
+            for passed in plan.passed:
+                passed.num_passes += num_admitted
         now = self._clock()
         scheduled: list[ScheduledSequence] = []
         new: list[NewSequence] = []
@@ -68,7 +69,8 @@ class StepCommit:
         num_queried = num_hits = 0
         for planned in plan.scheduled:
             sequence = planned.sequence
-            self._blocks.claim(planned.hits)
+            if planned.hits:
+                self._blocks.claim(planned.hits)
             if sequence.first_scheduled_time is None and sequence.block_names:
                 sequence.num_cached_tokens = len(planned.hits) * self._blocks.block_size
                 num_queried += sequence.num_tokens
@@ -94,9 +96,10 @@ class StepCommit:
             new.append(sequence.as_new())
             start, block_ids = 0, tuple(self._blocks.table(sequence.seq_id))
         sequence.num_scheduled = planned.num_tokens
-        num_new = end - max(num_computed, sequence.num_served)
-        sequence.num_served = max(end, sequence.num_served)
-        self._roster.policy.note_computed(sequence, num_computed, end, max(0, num_new))
+        served = max(num_computed, sequence.num_served)
+        if end > served:
+            sequence.num_served = end
+        self._roster.policy.note_computed(sequence, num_computed, end, max(0, end - served))
         num_samples = 0
         group = sequence.group
         if end == sequence.num_tokens and group.request.max_tokens > 0:

@@ -24,6 +24,9 @@ class TokenStop:
     stop_reason: int | None = None  # the stop token id of the caller that matched
 
 
+_ONE_KEPT = TokenStop(1)  # what nearly every decode gets
+
+
 def check_tokens(
     token_ids: Sequence[int], num_output: int, request: EngineRequest, max_model_len: int
 ) -> TokenStop:
@@ -43,7 +46,7 @@ def check_tokens(
                 return TokenStop(num_kept, "stop", token_id)
         if num_now >= limit:
             return TokenStop(num_kept, "length")
-    return TokenStop(len(token_ids))
+    return _ONE_KEPT if len(token_ids) == 1 else TokenStop(len(token_ids))
 
 
 # ---------------------------------------------------------------- strings
