@@ -1,61 +1,42 @@
 """The real scheduler and block manager over a made-up clock: no model, 100,000 requests in minutes.
 
-    python -m benchmarks.simulate --workload chat --rate 2 --num-requests 100000 --policy fcfs
+    python -m benchmarks.simulate --workload conv --rate 0.5 --num-requests 100000 --policy fcfs,fair
+    python -m benchmarks.simulate --pool-study --workload sharegpt --num-requests 1000
 
 A step costs what the cost model says (weights, tokens, context, sequences), requests arrive at random, and what
 each of them waited for is written down. Prints percentiles of the time to the first token and between tokens,
 goodput (requests a second that kept both limits), preemptions, prefix hits, and how unevenly tenants were served.
-`--plot FILE.png` draws the distributions; give several policies to compare them on the same arrivals.
+`--plot FILE.png` (or .svg) draws the distributions; give several policies to compare them on the same arrivals.
 
-Lengths are log-normal. Medians of "chat" and "code" are those of the conversation and coding traces in Patel et
-al. 2024 (Splitwise, table 2: prompts 1,020 and 1,500 tokens, outputs 129 and 13); the spreads are assumed. "flood"
-is made up: short chats, and now and then a prompt of 20,000 tokens. "shared" has system prompts that
-tenants repeat.
+`--pool-study`: all requests come at once, over a pool of one fifth of the blocks that they would use if there were
+enough. Prints tokens a second for each hand-set `max_num_seqs`, beside the `--max-num-seqs` given, where
+admission and preemption alone decide how many run.
+
+The streams are in `benchmarks.workloads`.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import dataclasses
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.workloads import ANSWER, WORKLOADS, Arrival, Workload, arrivals
 from pagemill.config import SchedulerConfig
 from pagemill.core.policies import POLICIES
 from pagemill.core.scheduler import Scheduler
 from pagemill.messages import EngineRequest, SamplingSpec, SequenceOutput, StepOutput
 from pagemill.sampling_params import SamplingParams
 
-NUM_TENANTS = 8
+BLOCK_SIZE = 16
 _PARAMS = SamplingParams()
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Lengths in tokens: log-normal around a median, cut at a limit."""
-
-    prompt_median: float
-    prompt_sigma: float
-    output_median: float
-    output_sigma: float
-    prompt_max: int = 8000
-    output_max: int = 1000
-    shared: int = 0  # tokens of a tenant's system prompt
-    giant_share: float = 0.0  # of requests, with prompts of `giant` tokens
-    giant: int = 20_000
-
-
-WORKLOADS = {
-    "chat": Workload(1020, 0.9, 129, 0.8),
-    "code": Workload(1500, 0.7, 13, 0.9),
-    "short": Workload(60, 0.8, 150, 0.8),
-    "shared": Workload(100, 0.8, 100, 0.8, shared=1024),
-    "flood": Workload(60, 0.8, 150, 0.8, giant_share=0.01),
-}
+_SPEC = SamplingSpec()
+_TOKEN = ((ANSWER,),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +59,20 @@ class Costs:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request to come."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is simulated."""
 
-    at: float  # seconds
-    number: int
-    tenant: int
-    num_prompt: int
-    num_output: int
-    priority: int
-
-
-def arrivals(work: Workload, rate: float, count: int, seed: int) -> Iterator[Arrival]:
-    """Yield requests of a Poisson stream of `rate` a second; tenant 0 sends half of them."""
-    rng = random.Random(seed)
-    now = 0.0
-    for number in range(count):
-        now += rng.expovariate(rate)
-        prompt = rng.lognormvariate(math.log(work.prompt_median), work.prompt_sigma)
-        output = rng.lognormvariate(math.log(work.output_median), work.output_sigma)
-        num_prompt = work.shared + max(1, min(work.prompt_max, round(prompt)))
-        if rng.random() < work.giant_share:
-            num_prompt = work.giant
-        tenant = 0 if rng.random() < 0.5 else rng.randrange(1, NUM_TENANTS)
-        num_output = max(1, min(work.output_max, round(output)))
-        yield Arrival(now, number, tenant, num_prompt, num_output, rng.choice((0, 0, 0, 1, 5)))
+    work: Workload
+    policy: str = "fcfs"
+    rate: float = 0.5  # requests a second; 0: all at once
+    num_requests: int = 5000
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    num_blocks: int = 8192
+    caches_prefixes: bool = True
+    seed: int = 0
+    costs: Costs = Costs()
 
 
 @dataclass(slots=True)
@@ -120,48 +89,62 @@ class Watch:
 class Result:
     """What a run measured."""
 
-    first_token_s: list[float] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)  # of each request, as they ended
+    worst_gap_s: list[float] = field(default_factory=list)  # in the same order
     gaps_s: list[float] = field(default_factory=list)  # a sample of them
-    worst_gap_s: list[float] = field(default_factory=list)
-    service: dict[int, list[float]] = field(default_factory=dict)  # tenant -> tokens a second
+    tokens: dict[int, int] = field(default_factory=dict)  # tenant -> tokens of its requests
+    seconds: dict[int, float] = field(
+        default_factory=dict
+    )  # tenant -> seconds its requests were here
+    num_output: int = 0
     num_preempted: int = 0
     num_queried: int = 0
     num_hits: int = 0
     num_steps: int = 0
+    peak_usage: float = 0.0
     simulated_s: float = 0.0
     planning_s: float = 0.0
+
+    def goodput(self, first_limit_s: float, gap_limit_s: float) -> float:
+        """Return the requests a second that kept both limits."""
+        pairs = zip(self.first_token_s, self.worst_gap_s, strict=True)
+        kept = sum(first <= first_limit_s and gap <= gap_limit_s for first, gap in pairs)
+        return kept / self.simulated_s
+
+    def unfairness(self) -> float:
+        """Return how much faster the best served tenant got its tokens than the worst."""
+        speeds = [self.tokens[t] / max(1e-9, self.seconds[t]) for t in self.tokens]
+        return max(speeds) / min(speeds)
 
 
 class Simulation:
     """One policy over one stream of requests."""
 
-    def __init__(self, args: argparse.Namespace, policy: str) -> None:
+    def __init__(self, setup: Setup) -> None:
         self._now = 0.0
-        self._costs = Costs()
-        self._args = args
-        self._work = WORKLOADS[args.workload]
+        self._setup = setup
         config = SchedulerConfig(
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_num_seqs=args.max_num_seqs,
-            policy=policy,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_num_seqs=setup.max_num_seqs,
+            policy=setup.policy,
         )
         self._scheduler = Scheduler(
             config,
-            block_size=16,
-            num_blocks=args.num_blocks,
-            max_model_len=self._work.giant + 2 * self._work.output_max,
-            caches_prefixes=not args.no_prefix_caching,
+            block_size=BLOCK_SIZE,
+            num_blocks=setup.num_blocks,
+            max_model_len=setup.work.max_model_len,
+            caches_prefixes=setup.caches_prefixes,
             clock=lambda: self._now,
         )
-        self._uses_priority = POLICIES.load(policy).uses_priority
+        self._uses_priority = POLICIES.load(setup.policy).uses_priority
         self._watches: dict[str, Watch] = {}
-        self._rng = random.Random(args.seed)
+        self._rng = random.Random(setup.seed)
+        self._result = Result()
 
     def run(self) -> Result:
         """Serve every request and return what was seen."""
-        result = Result()
-        args = self._args
-        coming = arrivals(self._work, args.rate, args.num_requests, args.seed)
+        setup = self._setup
+        coming = arrivals(setup.work, setup.rate, setup.num_requests, setup.seed)
         following = next(coming, None)
         while following is not None or self._scheduler.has_unfinished():
             if following is not None and not self._scheduler.has_unfinished():
@@ -169,40 +152,41 @@ class Simulation:
             while following is not None and following.at <= self._now:
                 self._add(following)
                 following = next(coming, None)
-            self._step(result)
-        result.simulated_s = self._now
-        return result
+            self._step()
+        self._result.simulated_s = self._now
+        return self._result
 
     def _add(self, arrival: Arrival) -> None:
         request_id = str(arrival.number)
-        shared = range(arrival.tenant * 10_000, arrival.tenant * 10_000 + self._work.shared)
-        start = 1_000_000 + arrival.number * 40_000
-        own = range(start, start + arrival.num_prompt - self._work.shared)
         self._watches[request_id] = Watch(arrival)
         self._scheduler.add(
             EngineRequest(
                 request_id=request_id,
                 prompt=None,
-                prompt_token_ids=(*shared, *own),
+                prompt_token_ids=arrival.prompt,
                 params=_PARAMS,
-                sampling=SamplingSpec(),
+                sampling=_SPEC,
                 num_samples=1,
                 max_tokens=arrival.num_output,
                 eos_token_ids=frozenset(),
                 stop_token_ids=frozenset(),
                 arrival_time=arrival.at,
                 priority=arrival.priority if self._uses_priority else 0,
+                tenant=str(arrival.tenant),
             )
         )
 
-    def _step(self, result: Result) -> None:
+    def _step(self) -> None:
+        result = self._result
         begun = time.perf_counter()
         step = self._scheduler.schedule()
         result.planning_s += time.perf_counter() - begun
-        num_context = sum(s.num_computed + s.num_tokens for s in step.scheduled)
-        self._now += self._costs.of(step.num_tokens, num_context, len(step.scheduled))
+        result.peak_usage = max(result.peak_usage, self._scheduler.cache_usage())
+        num_tokens = step.num_tokens
+        num_context = num_tokens + sum(s.num_computed for s in step.scheduled)
+        self._now += self._setup.costs.of(num_tokens, num_context, len(step.scheduled))
         outputs = tuple(
-            SequenceOutput(s.seq_id, ((7,),) if s.num_samples else ()) for s in step.scheduled
+            SequenceOutput(s.seq_id, _TOKEN if s.num_samples else ()) for s in step.scheduled
         )
         begun = time.perf_counter()
         updates = self._scheduler.update(step, StepOutput(step.step_id, outputs))
@@ -213,27 +197,29 @@ class Simulation:
         result.num_hits += step.prefix_lookups.num_hits
         for update in updates:
             if update.token_ids:
-                self._note(self._watches[update.request_id], result)
+                self._note(self._watches[update.request_id])
             if update.finish_reason is not None:
-                self._end(self._watches.pop(update.request_id), result)
+                self._end(self._watches.pop(update.request_id))
 
-    def _note(self, watch: Watch, result: Result) -> None:
+    def _note(self, watch: Watch) -> None:
+        self._result.num_output += 1
         if watch.first is None:
             watch.first = self._now
-            result.first_token_s.append(self._now - watch.arrival.at)
         else:
             gap = self._now - watch.last
             watch.worst_gap = max(watch.worst_gap, gap)
             if self._rng.random() < 0.02:
-                result.gaps_s.append(gap)
+                self._result.gaps_s.append(gap)
         watch.last = self._now
 
-    def _end(self, watch: Watch, result: Result) -> None:
-        arrival = watch.arrival
+    def _end(self, watch: Watch) -> None:
+        arrival, result = watch.arrival, self._result
+        assert watch.first is not None, "a request ended without a token"
+        result.first_token_s.append(watch.first - arrival.at)
         result.worst_gap_s.append(watch.worst_gap)
-        num_tokens = arrival.num_prompt + arrival.num_output
-        speed = num_tokens / max(1e-9, self._now - arrival.at)
-        result.service.setdefault(arrival.tenant, []).append(speed)
+        tenant, num_tokens = arrival.tenant, len(arrival.prompt) + arrival.num_output
+        result.tokens[tenant] = result.tokens.get(tenant, 0) + num_tokens
+        result.seconds[tenant] = result.seconds.get(tenant, 0.0) + self._now - arrival.at
 
 
 def percentiles(values: list[float]) -> str:
@@ -246,36 +232,56 @@ def percentiles(values: list[float]) -> str:
 def report(policy: str, result: Result, limits: tuple[float, float]) -> None:
     """Print one run."""
     first_limit, gap_limit = limits
-    kept = sum(f <= first_limit for f in result.first_token_s) / max(1, len(result.first_token_s))
-    smooth = sum(g <= gap_limit for g in result.worst_gap_s) / max(1, len(result.worst_gap_s))
     count = len(result.first_token_s)
-    speeds = [float(np.mean(values)) for values in result.service.values()]
+    goodput = result.goodput(*limits)
+    hits = 100 * result.num_hits / max(1, result.num_queried)
+    each_us = 1e6 * result.planning_s / result.num_steps
     print(f"policy {policy}: {count} requests in {result.simulated_s:.0f} simulated seconds")
     print(f"  first token, s (p50 / p90 / p99 / max)   {percentiles(result.first_token_s)}")
     print(f"  between tokens, s                        {percentiles(result.gaps_s)}")
     print(f"  worst gap of a request, s                {percentiles(result.worst_gap_s)}")
     print(
-        f"  within {first_limit:g} s to the first token {100 * kept:.1f} %, "
-        f"no gap over {gap_limit:g} s {100 * smooth:.1f} %"
+        f"  goodput ({first_limit:g} s to the first token, no gap over {gap_limit:g} s) "
+        f"{goodput:.3f} requests/s = {100 * goodput * result.simulated_s / count:.1f} % of them; "
+        f"{result.num_output / result.simulated_s:.1f} tokens/s"
     )
-    print(
-        f"  goodput, at least {count * max(0.0, kept + smooth - 1) / result.simulated_s:.2f} requests/s"
-    )
-    hits = 100 * result.num_hits / max(1, result.num_queried)
     print(f"  preemptions {result.num_preempted}, prefix hits {hits:.1f} % of prompt tokens")
-    print(f"  fairness: fastest tenant / slowest {max(speeds) / min(speeds):.2f}")
-    each_us = 1e6 * result.planning_s / result.num_steps
+    print(f"  fairness: best served tenant / worst, in tokens/s {result.unfairness():.2f}")
     print(f"  planning {each_us:.0f} us a step, {result.num_steps} steps", flush=True)
 
 
-def plot(results: dict[str, Result], path: str) -> None:
-    """Draw the distributions of the waits, one line a policy."""
+def pool_study(setup: Setup, widths: Iterable[int]) -> list[tuple[int, float, int]]:
+    """Return (max_num_seqs, output tokens a second, preemptions) on a fifth of the pool needed.
+
+    The last row is the setup's own max_num_seqs; those before it are hand-set, to `widths`.
+    """
+    setup = dataclasses.replace(setup, rate=0.0)
+    roomy = dataclasses.replace(
+        setup, num_blocks=setup.max_num_seqs * setup.work.max_model_len // 16
+    )
+    needed = round(Simulation(roomy).run().peak_usage * roomy.num_blocks)
+    least = -(-setup.work.max_model_len // BLOCK_SIZE)
+    pool = max(needed // 5, least)
+    print(f"needed {needed} blocks, pool {pool}")
+    rows = []
+    for width in [*(w for w in widths if w < setup.max_num_seqs), setup.max_num_seqs]:
+        run = dataclasses.replace(setup, max_num_seqs=width, num_blocks=pool)
+        result = Simulation(run).run()
+        rows.append((width, result.num_output / result.simulated_s, result.num_preempted))
+        print("max_num_seqs {:4d}: {:8.2f} tokens/s, {} preemptions".format(*rows[-1]), flush=True)
+    best = max(speed for _, speed, _ in rows)
+    print(f"admission and preemption alone reach {100 * rows[-1][1] / best:.1f} % of the best")
+    return rows
+
+
+def plot(results: dict[str, Result], limits: tuple[float, float], path: str) -> None:
+    """Draw the distributions of the waits, one line a policy, and what tenants got."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
     for axis, name, title in (
         (axes[0], "first_token_s", "time to the first token"),
         (axes[1], "worst_gap_s", "longest pause between tokens"),
@@ -286,6 +292,14 @@ def plot(results: dict[str, Result], path: str) -> None:
         axis.set(xscale="log", xlabel="seconds", ylabel="share of requests", title=title)
         axis.grid(alpha=0.3)
         axis.legend()
+    width = 0.8 / len(results)
+    for at, (policy, result) in enumerate(results.items()):
+        tenants = sorted(result.tokens)
+        speeds = [result.tokens[t] / result.seconds[t] for t in tenants]
+        label = f"{policy}: goodput {result.goodput(*limits):.2f}/s"
+        axes[2].bar([t + at * width for t in tenants], speeds, width, label=label)
+    axes[2].set(xlabel="tenant", ylabel="tokens a second in service", title="service by tenant")
+    axes[2].legend()
     figure.savefig(path, dpi=110)
 
 
@@ -294,25 +308,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="chat")
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="conv")
     parser.add_argument("--policy", default="fcfs", help="one or more, separated by commas")
-    parser.add_argument("--rate", type=float, default=0.5, help="requests a second")
+    parser.add_argument("--rate", type=float, default=0.5, help="requests a second; 0: all at once")
     parser.add_argument("--num-requests", type=int, default=5000)
     parser.add_argument("--max-num-seqs", type=int, default=128)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--num-blocks", type=int, default=8192, help="of 16 tokens")
     parser.add_argument("--no-prefix-caching", action="store_true")
+    parser.add_argument("--pool-study", action="store_true")
+    parser.add_argument("--widths", default="1,2,4,6,8,12,16,24,32,48,64,96,128,192")
     parser.add_argument("--first-limit-s", type=float, default=5.0)
     parser.add_argument("--gap-limit-s", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", default=None, metavar="FILE.png")
+    parser.add_argument("--plot", default=None, metavar="FILE")
     args = parser.parse_args()
+    setup = Setup(
+        work=WORKLOADS[args.workload],
+        rate=args.rate,
+        num_requests=args.num_requests,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        num_blocks=args.num_blocks,
+        caches_prefixes=not args.no_prefix_caching,
+        seed=args.seed,
+    )
+    limits = (args.first_limit_s, args.gap_limit_s)
     results = {}
     for policy in args.policy.split(","):
-        results[policy] = Simulation(args, policy).run()
-        report(policy, results[policy], (args.first_limit_s, args.gap_limit_s))
-    if args.plot is not None:
-        plot(results, args.plot)
+        run = dataclasses.replace(setup, policy=policy)
+        if args.pool_study:
+            pool_study(run, map(int, args.widths.split(",")))
+            continue
+        results[policy] = Simulation(run).run()
+        report(policy, results[policy], limits)
+    if args.plot is not None and results:
+        plot(results, limits, args.plot)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""The simulator: every stream ends, and what the decision records say of policies and pools holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.simulate import Result, Setup, Simulation, pool_study
+from benchmarks.workloads import WORKLOADS, Workload, arrivals
+
+SMALL = Workload(60, 0.8, 40, 0.8, prompt_max=400, output_max=120)
+
+
+def simulate(work: Workload, policy: str, **changes: float) -> Result:
+    setup = Setup(work=work, policy=policy, num_requests=120, **changes)  # type: ignore[arg-type]
+    return Simulation(setup).run()
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_every_stream_is_served_to_the_end(name: str) -> None:
+    setup = Setup(work=WORKLOADS[name], num_requests=12, rate=0.0, max_num_seqs=12)
+    result = Simulation(setup).run()
+    assert len(result.first_token_s) == len(result.worst_gap_s) == 12
+    asked = sum(a.num_output for a in arrivals(WORKLOADS[name], 0.0, 12, 0))
+    assert result.num_output == asked
+
+
+def test_same_seed_is_the_same_run() -> None:
+    first, again = (simulate(SMALL, "fcfs", rate=2.0) for _ in range(2))
+    assert first.first_token_s == again.first_token_s
+    assert first.simulated_s == again.simulated_s
+
+
+def test_fair_serves_tenants_more_evenly_than_order_of_arrival_when_one_floods() -> None:
+    work = Workload(60, 0.8, 40, 0.8, prompt_max=400, output_max=120, first_tenant=0.9)
+    by_policy = {p: simulate(work, p, rate=20.0, max_num_seqs=8) for p in ("fcfs", "fair")}
+    others = {
+        policy: sum(result.seconds[t] for t in result.seconds if t)
+        for policy, result in by_policy.items()
+    }
+    assert others["fair"] < 0.5 * others["fcfs"]
+
+
+def test_prefix_finds_more_than_order_of_arrival_when_the_pool_is_small() -> None:
+    work = Workload(40, 0.5, 20, 0.5, prompt_max=100, output_max=60, shared=256, first_tenant=0.2)
+    hits = {
+        policy: simulate(work, policy, rate=20.0, max_num_seqs=4, num_blocks=96).num_hits
+        for policy in ("fcfs", "prefix")
+    }
+    assert hits["prefix"] > 1.2 * hits["fcfs"]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_a_fifth_of_the_pool_gives_most_of_the_throughput_of_the_best_width(policy: str) -> None:
+    setup = Setup(
+        work=SMALL, policy=policy, num_requests=100, max_num_seqs=32, caches_prefixes=False
+    )
+    rows = pool_study(setup, widths=(4, 6, 8, 12))
+    assert rows[-1][1] >= 0.8 * max(speed for _, speed, _ in rows)
