@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pagemill.core.planner import MOST_PASSES
+from pagemill.core.policies import POLICIES
 from tests.core.fake_ranks import make_request
 from tests.core.test_simulation import Simulation
+
+REGISTERED = tuple(name for name in POLICIES.names() if name != "shuffled")
 
 
 def first_token_steps(sim: Simulation, max_steps: int) -> dict[str, int]:
@@ -18,10 +23,16 @@ def first_token_steps(sim: Simulation, max_steps: int) -> dict[str, int]:
     return first
 
 
-def test_short_requests_do_not_wait_for_a_prompt_of_twenty_budgets() -> None:
+@pytest.mark.parametrize("policy", REGISTERED)
+def test_short_requests_do_not_wait_for_a_prompt_of_twenty_budgets(policy: str) -> None:
     budget = 32
     sim = Simulation(
-        num_blocks=64, block_size=16, max_model_len=1000, max_tokens=budget, max_seqs=16
+        num_blocks=64,
+        block_size=16,
+        max_model_len=1000,
+        max_tokens=budget,
+        max_seqs=16,
+        policy=policy,
     )
     sim.add(make_request("long", 20 * budget))
     sim.step()
@@ -32,10 +43,16 @@ def test_short_requests_do_not_wait_for_a_prompt_of_twenty_budgets() -> None:
     sim.run()
 
 
-def test_long_prompt_goes_on_while_short_requests_keep_coming() -> None:
+@pytest.mark.parametrize("policy", REGISTERED)
+def test_long_prompt_goes_on_while_short_requests_keep_coming(policy: str) -> None:
     budget = 32
     sim = Simulation(
-        num_blocks=64, block_size=16, max_model_len=1000, max_tokens=budget, max_seqs=16
+        num_blocks=64,
+        block_size=16,
+        max_model_len=1000,
+        max_tokens=budget,
+        max_seqs=16,
+        policy=policy,
     )
     sim.add(make_request("long", 20 * budget))
     first: dict[str, int] = {}
@@ -49,8 +66,11 @@ def test_long_prompt_goes_on_while_short_requests_keep_coming() -> None:
     sim.run()
 
 
-def test_request_without_blocks_lets_smaller_ones_pass_and_is_not_starved() -> None:
-    sim = Simulation(num_blocks=16, block_size=4, max_model_len=64, max_tokens=256, max_seqs=64)
+@pytest.mark.parametrize("policy", REGISTERED)
+def test_request_without_blocks_lets_smaller_ones_pass_and_is_not_starved(policy: str) -> None:
+    sim = Simulation(
+        num_blocks=16, block_size=4, max_model_len=64, max_tokens=256, max_seqs=64, policy=policy
+    )
     sim.add(make_request("holder", 20, max_tokens=40))
     sim.step()
     sim.add(make_request("big", 60))
