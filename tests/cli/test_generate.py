@@ -91,3 +91,17 @@ def test_unknown_model_says_what_was_tried(capsys: pytest.CaptureFixture[str]) -
     err = capsys.readouterr().err
     assert "./not/there" in err
     assert "Traceback" not in err
+
+
+def test_speculation_is_a_flag_and_changes_no_text(
+    tiny_llama: str, small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", tiny_llama, "--max-tokens", "30", "--temperature", "0", *small]
+    assert main(["generate", "abcabcabc", *words]) == 0
+    plain = capsys.readouterr().out
+    config = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    assert main(["generate", "abcabcabc", *words, "--speculative-config", json.dumps(config)]) == 0
+    assert capsys.readouterr().out == plain
+    bad = json.dumps({"method": "ngram", "num_speculative_tokens": -1})
+    assert main(["generate", "abc", *words, "--speculative-config", bad]) == 1
+    assert "num_speculative_tokens is -1" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -322,3 +323,25 @@ def _listens(pid: int) -> bool:
     }
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(row[3] == "0A" and row[9] in inodes for row in rows)
+
+
+def test_speculation_answers_the_same_over_http_and_is_counted(
+    tiny_llama: Path, client: openai.OpenAI
+) -> None:
+    asked: dict[str, Any] = {"prompt": "abcabcabcabc", "max_tokens": 40, "logprobs": 1, "seed": 3}
+    sampled = asked | {"temperature": 1}
+    plain = [complete(client, **asked).choices[0], complete(client, **sampled).choices[0]]
+    config = '{"method": "suffix", "adaptive_length": false}'
+    words = ("--served-model-name", "tiny", "--speculative-config", config)
+    with (
+        ready(str(tiny_llama), *words) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as other,
+    ):
+        for _ in range(2):  # the second time both answers are known
+            told = [complete(other, **asked).choices[0], complete(other, **sampled).choices[0]]
+            assert told == plain
+        page = httpx.get(f"{running.url}/metrics").text
+    (accepted,) = re.findall(
+        r"^pagemill:spec_decode_num_accepted_tokens_total{.*} (.*)$", page, re.M
+    )
+    assert float(accepted) >= 40
