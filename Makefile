@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup build demo test test-all sanitize check fmt bench docs clean
+.PHONY: help setup build demo test test-all property sanitize check fmt bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ test: .venv/dev  ## the test suite, less what is marked slow or cuda
 
 test-all: .venv/dev  ## the slow tests too
 	$(BIN)/python -m pytest -rs -m "not cuda"
+
+property: .venv/dev  ## one request, one answer: the property test with 2000 random worlds (an hour or so)
+	$(BIN)/python -m pytest tests/e2e/test_one_answer.py --hypothesis-profile=property --timeout=0
 
 sanitize: .venv/dev  ## the native kernels under address, undefined-behaviour and thread sanitizers (gcc, clang, libomp)
 	$(BIN)/python -m tests.native.sanitize

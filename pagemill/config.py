@@ -89,6 +89,9 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None  # sets the pool outright
     enable_prefix_caching: bool
     num_blocks: int | None = None  # None until the memory plan is made
+    swap_space_bytes: int = 0  # of the host tier; 0: there is none
+    swap_dir: str = ""  # folder of its file
+    kv_cache_file: str | None = None  # its file, when it is to outlive the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class SchedulerConfig:
     max_num_seqs: int
     policy: str  # key of the policy registry
     tenant_weights: dict[str, float] = field(default_factory=dict)  # shares of policy "fair"
+    preemption_mode: str = "auto"  # swap or recompute; auto: what the measured costs favour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

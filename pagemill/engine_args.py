@@ -131,13 +131,16 @@ class EngineArgs:
         choices=("auto", "float32", "bfloat16", "int8"),
     )
     swap_space: float = arg(
-        4.0, "cache", "GiB of host memory for swapped sequences",
-        unsupported="this version preempts by recompute only and swaps nothing", off=(0.0,),
-    )  # fmt: skip
+        4.0, "cache", "GiB of the host tier: swapped sequences and evicted prefixes; 0: none"
+    )
     swap_dir: str | None = arg(
-        None, "cache", "folder of the swap file",
-        unsupported="this version preempts by recompute only and swaps nothing",
-    )  # fmt: skip
+        None, "cache", "folder of the host tier's temporary file; default: swap in the cache folder"
+    )
+    kv_cache_file: str | None = arg(
+        None,
+        "cache",
+        "keep the host tier in this file, so that a restarted engine finds its prefixes",
+    )
     enable_prefix_caching: bool | None = arg(
         None, "cache", "find computed prefixes again; default: on"
     )
@@ -156,6 +159,10 @@ class EngineArgs:
     tenant_weights: dict[str, float] = arg(
         {}, "scheduler", "shares of tenants under policy fair, by API key or user (JSON); others: 1"
     )
+    preemption_mode: str = arg(
+        "auto", "scheduler", "what becomes of a preempted sequence's blocks; auto: what is cheaper, by "
+        "costs measured at start", choices=("auto", "swap", "recompute"),
+    )  # fmt: skip
     # -- parallel
     tensor_parallel_size: int = arg(
         1, "parallel", "ranks that share each layer", unsupported=_ONE_RANK

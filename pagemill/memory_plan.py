@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagemill.host_tier_plan import HostTierPlan
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
@@ -22,6 +24,7 @@ class MemoryPlan:
     num_tokens: int  # that fit the pool
     max_model_len: int
     num_full_requests: float  # of max_model_len tokens, in blocks of their own
+    host_tier: HostTierPlan | None = None  # opened by the worker; a plan alone has none
 
     def lines(self) -> list[str]:
         """Return the plan as lines for the log and for `pagemill plan`."""

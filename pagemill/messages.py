@@ -137,10 +137,44 @@ class ScheduledSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapOut:
+    """A block of the device pool is written to a slot of the host tier."""
+
+    block: int
+    slot: int
+    name: bytes | None = (
+        None  # of its contents, when others may find them; None: one sequence's own
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """A slot of the host tier is read into a block of the device pool."""
+
+    slot: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlockMoves:
-    """Copies of whole blocks, done before the step's forward pass, in this order."""
+    """Moves of whole blocks, done before the step's forward pass: all out, then all in, then copies.
+
+    No slot is both written and read in one step.
+    """
 
     copies: tuple[tuple[int, int], ...] = ()  # (from, to), inside the device pool
+    swap_out: tuple[SwapOut, ...] = ()
+    swap_in: tuple[SwapIn, ...] = ()
+    forgets_host: bool = False  # first of all: nothing in the tier may be found after a restart
+
+
+@dataclass(frozen=True, slots=True)
+class LostMoves:
+    """What a step's moves could not do. The scheduler computes again what hung on it."""
+
+    blocks: tuple[int, ...] = ()  # read from a slot that does not hold what it should
+    slots: tuple[int, ...] = ()  # could not be written, or not be read
+    ends_tier: bool = False  # nothing more can be written
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +197,7 @@ class ExpiredRequest:
 
 @dataclass(frozen=True, slots=True)
 class QueueSizes:
-    """Sequences by queue, after planning. `swapped` stays 0 while preemption is by recompute only."""
+    """Sequences by queue, after planning."""
 
     running: int
     waiting: int
@@ -175,7 +209,8 @@ class PrefixLookups:
     """Tokens looked up in the prefix cache by requests that begin, and those found."""
 
     num_queried: int
-    num_hits: int
+    num_hits: int  # in the device pool or the host tier
+    num_host_hits: int = 0  # of them in the host tier
 
 
 NO_LOOKUPS = PrefixLookups(0, 0)
@@ -188,10 +223,13 @@ class SchedulerOutput:
     step_id: int
     scheduled: tuple[ScheduledSequence, ...]
     new_sequences: tuple[NewSequence, ...] = ()  # get a row before `scheduled` is read
-    removed_seq_ids: tuple[int, ...] = ()  # finished, aborted or preempted: lose their row first
+    # Finished, aborted or preempted: lose their row first. One whose last result was void may be among
+    # `new_sequences` at once.
+    removed_seq_ids: tuple[int, ...] = ()
     block_moves: BlockMoves = field(default_factory=BlockMoves)
     ignored: tuple[IgnoredRequest, ...] = ()
     num_preempted: int = 0
+    num_swapped_out: int = 0  # of them by swap
     prefix_lookups: PrefixLookups = NO_LOOKUPS
     queues: QueueSizes = QueueSizes(0, 0)
 
@@ -242,6 +280,7 @@ class StepOutput:
     step_id: int
     sequences: tuple[SequenceOutput, ...]
     timings_s: dict[str, float] = field(default_factory=dict)  # part of the step -> seconds
+    lost: LostMoves | None = None  # nearly always None: every move was done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +342,12 @@ class StepStats:
     queues: QueueSizes
     kv_cache_usage: float  # 0..1, share of blocks in use
     num_preempted: int = 0
+    num_swapped_out: int = 0  # of them by swap
     prefix_lookups: PrefixLookups = NO_LOOKUPS
+    num_blocks_out: int = 0  # to the host tier, swapped out or evicted
+    num_blocks_in: int = 0  # from there
+    num_blocks_copied: int = 0  # inside the device pool
+    host_tier_usage: float = 0.0  # 0..1, share of slots that hold something
     num_prompt_tokens: int = 0  # of prompts whose computation was finished by this step
     num_generation_tokens: int = 0
     iteration_tokens: int = 0  # computed by the step

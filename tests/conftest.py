@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pagemill.checkpoint.pull import pull
 from pagemill.env import shorten_idle_spinning
@@ -17,6 +18,8 @@ from tests.model_files import PACKAGED_TOKENIZERS, fetch_packaged_tokenizer, wri
 
 # As an engine does, before torch is imported: tests share their cores with each other and more.
 shorten_idle_spinning()
+# `make property`: the longer run of tests that take their number of examples from the profile.
+settings.register_profile("property", max_examples=2000)
 
 
 @pytest.fixture(scope="session")

@@ -40,19 +40,13 @@ def test_every_refusal_names_the_argument_the_value_and_the_default() -> None:
 def test_arguments_accepted_for_other_engines_scripts_change_nothing() -> None:
     EngineArgs(
         disable_custom_all_reduce=True, max_context_len_to_capture=8192, enforce_eager=True,
-        enable_chunked_prefill=True, swap_space=0,
+        enable_chunked_prefill=True,
     ).refuse_unsupported()  # fmt: skip
 
 
 def test_two_lists_do_not_share_their_containers() -> None:
     EngineArgs().hf_overrides["x"] = 1
     assert EngineArgs().hf_overrides == {}
-
-
-def test_a_whole_number_is_the_default_of_the_same_size() -> None:
-    EngineArgs(swap_space=4).refuse_unsupported()
-    EngineArgs(swap_space=0).refuse_unsupported()
-    EngineArgs(swap_space=0.0).refuse_unsupported()
 
 
 def own_parser(*, group: bool) -> argparse.ArgumentParser:

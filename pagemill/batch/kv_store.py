@@ -1,14 +1,16 @@
 """The KV pools of one rank, a pair of tensors a layer.
 
 Owned by `worker.worker`; the attention backend chooses the layout (dim 0 is the block), this room
-allocates the pools and copies whole blocks inside them.
+allocates the pools, copies whole blocks inside them and shows their bytes to `block_mover`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagemill.attention.base import AttentionBackend, AttentionSpec
@@ -33,10 +35,21 @@ class KVStore:
             backend.allocate_kv(spec, num_blocks, block_size, dtype, device) for spec in specs
         ]
 
+        self._rows: list[
+            NDArray[np.uint8]
+        ] = []  # a pool each, [num_blocks, bytes]; made on first use
+
     @property
     def size_bytes(self) -> int:
         """Return the bytes of all pools."""
         return sum(pool.numel() * pool.element_size() for pair in self.layers for pool in pair)
+
+    def block_bytes(self, block: int) -> list[NDArray[np.uint8]]:
+        """Return views of one block's bytes in host memory, a pool each, K before V, layer by layer."""
+        if not self._rows:
+            pools = [pool for pair in self.layers for pool in pair]
+            self._rows = [pool.view(len(pool), -1).view(torch.uint8).numpy() for pool in pools]
+        return [rows[block] for rows in self._rows]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (from, to), in this order: a later copy sees what an earlier one wrote."""

@@ -7,6 +7,9 @@ table holds: the writer gets a block of its own first, and the contents are copi
 A step's full blocks are sealed when the step is committed: they can be found by whoever is planned after,
 in the same step too, since every layer writes a step's keys and values before it reads any.
 
+What a swapped sequence held, and what was evicted, may be in the host tier: it comes back into blocks of the
+device pool, as part of the prefix that a sequence begins with.
+
 Owned by the scheduler. The planner reads it through `BlockView` and counts what a step would cost;
 `extend` then commits and cannot run out, because a commit never costs more than its plan.
 """
@@ -18,8 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagemill.core.block_pool import BlockPool
-from pagemill.core.prefix_cache import PrefixHits, extend_names
+from pagemill.core.host_tier import HostTier, SwappedTable
+from pagemill.core.prefix_cache import HostSlot, PrefixHits, extend_names
 from pagemill.core.sequence import Sequence
+from pagemill.messages import BlockMoves, LostMoves
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,21 @@ class TableChange:
 class BlockManager:
     """The tables of all sequences over one pool. `caches_prefixes`: full blocks are found again."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, caches_prefixes: bool = False) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        caches_prefixes: bool = False,
+        tier: HostTier | None = None,
+    ) -> None:
         self.block_size = block_size
         self._caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
+        self._tier = tier
         self._tables: dict[int, list[int]] = {}
+        self._copies: list[tuple[int, int]] = []  # of the step that is being committed
+        self._sealed: set[int] = set()  # by that step, or by the one in flight
 
     # ------------------------------------------------------------ read
 
@@ -73,6 +88,23 @@ class BlockManager:
         """Return the block with these contents, or None."""
         return self._pool.find(name)
 
+    def find_slot(self, name: bytes) -> int | None:
+        """Return the slot of the host tier with these contents, if bringing them back pays."""
+        return None if self._tier is None else self._tier.find(name)
+
+    def swapped(self, seq_id: int) -> SwappedTable | None:
+        """Return what a swapped sequence has in the host tier."""
+        return None if self._tier is None else self._tier.table(seq_id)
+
+    def swapped_ids(self) -> list[int]:
+        """Return the ids of the swapped sequences."""
+        return [] if self._tier is None else self._tier.swapped()
+
+    @property
+    def tier_usage(self) -> float:
+        """Return the share of the host tier's slots that hold something, 0..1."""
+        return 0.0 if self._tier is None else self._tier.usage
+
     # ------------------------------------------------------------ commit
 
     def name_blocks(self, sequence: Sequence) -> None:
@@ -82,22 +114,54 @@ class BlockManager:
             extend_names(sequence, self.block_size, num_full)
 
     def claim(self, hits: PrefixHits) -> None:
-        """Hold the blocks that a plan found. Of a step all are claimed before any block is taken."""
-        for block in hits:
-            if block is not None:
+        """Hold what a plan found. Of a step all is claimed before any block or slot is taken."""
+        for block in hits.blocks:
+            if isinstance(block, HostSlot):
+                assert self._tier is not None
+                self._tier.claim(block.slot)
+            elif block is not None:
                 self._pool.claim(block)
 
     def begin(self, sequence: Sequence, hits: PrefixHits) -> None:
         """Begin a table with a found prefix; its blocks are claimed, or sealed in this step."""
-        table = []
-        for block, name in zip(hits, sequence.block_names, strict=False):
+        assert sequence.seq_id not in self._tables, "a prefix begins a table"
+        names = sequence.block_names
+        table: list[int] = []
+        for index, block in enumerate(hits.blocks):
+            name = (
+                names[index] if (index + 1) * self.block_size <= hits.num_tokens and names else None
+            )
+            if isinstance(block, HostSlot):
+                table.append(self._bring_back(block.slot, name))
+                continue
             if block is None:
+                assert name is not None
                 block = self._pool.find(name)
                 assert block is not None, "the plan promised that the step seals this block"
                 self._pool.claim(block)
             table.append(block)
-        assert sequence.seq_id not in self._tables, "a prefix begins a table"
         self._tables[sequence.seq_id] = table
+        if self._tier is not None:
+            self._tier.drop(sequence.seq_id, after_step=True)
+
+    def _bring_back(self, slot: int, name: bytes | None) -> int:
+        assert self._tier is not None
+        block = self._take()
+        self._tier.swap_in(slot, block)
+        if name is not None:
+            self._seal(block, name)
+        return block
+
+    def _take(self) -> int:
+        """Return a block of the pool; the host tier may keep what was in it."""
+        block, evicted = self._pool.allocate()
+        if evicted is not None and self._tier is not None:
+            self._tier.keep(block, evicted)
+        return block
+
+    def _seal(self, block: int, name: bytes) -> None:
+        self._pool.seal(block, name)
+        self._sealed.add(block)
 
     def seal(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
         """Let the blocks be found that positions [num_computed, num_tokens) fill up."""
@@ -106,11 +170,13 @@ class BlockManager:
         table, names = self._tables[sequence.seq_id], sequence.block_names
         stop = min(num_tokens // self.block_size, len(names))
         for index in range(num_computed // self.block_size, stop):
-            self._pool.seal(table[index], names[index])
+            self._seal(table[index], names[index])
 
     def forget_prefixes(self) -> None:
         """Let nothing be found that is held now or was."""
         self._pool.forget()
+        if self._tier is not None:
+            self._tier.forget()
 
     def extend(self, seq_id: int, num_computed: int, num_tokens: int) -> TableChange:
         """Make positions [num_computed, num_tokens) writable: new blocks, and own ones for shared.
@@ -131,14 +197,15 @@ class BlockManager:
             shared = table[index]
             if self._pool.ref_count(shared) == 1:
                 continue
-            own = self._pool.allocate()
+            own = self._take()
             if index * self.block_size < num_computed:  # else it holds nothing yet
                 copies.append((shared, own))
             self._pool.release(shared)
             table[index] = own
             start = min(start, index)
         for _ in range(num_held, num_needed):
-            table.append(self._pool.allocate())
+            table.append(self._take())
+        self._copies.extend(copies)
         return TableChange(start, tuple(table[start:]), tuple(copies))
 
     def trim(self, seq_id: int, num_tokens: int) -> None:
@@ -155,15 +222,61 @@ class BlockManager:
             self._pool.share(block)
         self._tables[child_id] = table
 
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Move what a sequence computed to the host tier, if that pays and fits; its blocks are let go.
+
+        Blocks that others hold too stay where they are for them.
+        """
+        table = self._tables.get(sequence.seq_id, [])
+        if self._tier is None or not self._tier.swap_out(
+            sequence.seq_id, table, sequence.block_names, sequence.num_computed
+        ):
+            return False
+        self._release(sequence.seq_id)
+        return True
+
+    def take_moves(self) -> BlockMoves:
+        """Return the moves of the step that is committed now."""
+        out, in_, forgets = ((), (), False) if self._tier is None else self._tier.take_moves()
+        moves = BlockMoves(tuple(self._copies), out, in_, forgets)
+        self._copies.clear()
+        return moves
+
+    def landed(self) -> None:
+        """Say that the step in flight has a result: what it sealed holds what it should."""
+        self._sealed.clear()
+
+    def lose(self, lost: LostMoves) -> tuple[frozenset[int], list[int]]:
+        """Take back what hung on moves of the step in flight that were not done.
+
+        Returns the blocks that may hold anything, those sealed by the step among them, and the swapped
+        sequences that have nothing in the tier any more.
+        """
+        bad = frozenset((*lost.blocks, *self._sealed)) if lost.blocks else frozenset()
+        for block in bad:
+            self._pool.unname(block)
+        if self._tier is None:
+            return bad, []
+        hit = self._tier.lose(lost.slots)
+        return bad, hit + (self._tier.close() if lost.ends_tier else [])
+
     def free(self, seq_id: int) -> None:
-        """Let go of a sequence's blocks; a sequence without blocks is fine."""
+        """Let go of all that a sequence holds, here and in the tier; one that holds nothing is fine."""
+        self._release(seq_id)
+        if self._tier is not None:
+            self._tier.drop(seq_id)
+
+    def _release(self, seq_id: int) -> None:
         # From the end: the next sequence then gets them from the first on, in order.
         for block in reversed(self._tables.pop(seq_id, [])):
             self._pool.release(block)
 
     def check(self) -> None:
-        """Assert the pool's invariant, and that each ref count is the number of holding tables."""
+        """Assert the pools' invariants, and that each ref count is the number of holding tables."""
         self._pool.check()
+        if self._tier is not None:
+            self._tier.check()
+            assert not self._tables.keys() & set(self._tier.swapped()), "swapped out and here"
         held = Counter(block for table in self._tables.values() for block in table)
         for block in range(self.num_blocks):
             assert self._pool.ref_count(block) == held[block], (

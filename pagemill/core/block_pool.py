@@ -12,24 +12,36 @@ Knows nothing of sequences. Each block is in one of three states, and free + use
 
 A cached block is allocatable like a free one. `seal` puts a block into the index, under the name of its
 contents; names are made by `prefix_cache`. Of two blocks with one name the first stays in the index.
-Owned by the block manager.
+The device's blocks are one pool, owned by the block manager; the slots of the host tier are another.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 
 
 class BlockPool:
     """`num_blocks` blocks, numbered from 0."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self._ref_counts = [0] * num_blocks
-        # A stack, lowest number on top: what was freed last is warm in the processor's caches.
-        self._free = list(range(num_blocks - 1, -1, -1))
+    def __init__(self, num_blocks: int, kept: Sequence[tuple[int, bytes]] = ()) -> None:
+        """`kept`: (block, name) of contents from before the pool was made, unused for longest first."""
+        self._ref_counts = array("i", [0]) * num_blocks
+        # A stack: what was freed last is warm in the processor's caches. Below it, in rising order, are
+        # those from `_num_touched` on, which nobody ever had: a tier may have a million.
+        self._free: list[int] = []
+        self._num_touched = 0
         self._cached: OrderedDict[int, None] = OrderedDict()  # unused for longest first
         self._index: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}  # of the blocks in the index
+        for block, name in kept:
+            if name not in self._index:
+                self._index[name] = block
+                self._names[block] = name
+                self._cached[block] = None
+        self._num_touched = max(self._cached, default=-1) + 1
+        self._free.extend(b for b in range(self._num_touched - 1, -1, -1) if b not in self._cached)
 
     @property
     def num_blocks(self) -> int:
@@ -39,7 +51,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Return how many blocks nobody holds and nobody can find."""
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self._num_touched
 
     @property
     def num_cached(self) -> int:
@@ -61,19 +73,24 @@ class BlockPool:
 
     # ------------------------------------------------------------ change
 
-    def allocate(self) -> int:
-        """Return a block whose contents are worth nothing any more, now held once.
+    def allocate(self) -> tuple[int, bytes | None]:
+        """Return a block, now held once, and the name that its contents had until now, if any.
 
         The plan made sure that there is one.
         """
+        evicted = None
         if self._free:
             block = self._free.pop()
+        elif self._num_touched < self.num_blocks:
+            block = self._num_touched
+            self._num_touched += 1
         else:
             assert self._cached, "the plan promised a block"
             block, _ = self._cached.popitem(last=False)
-            del self._index[self._names.pop(block)]
+            evicted = self._names.pop(block)
+            del self._index[evicted]
         self._ref_counts[block] = 1
-        return block
+        return block, evicted
 
     def share(self, block: int) -> None:
         """Count one more holder of a used block."""
@@ -105,6 +122,16 @@ class BlockPool:
             self._index[name] = block
             self._names[block] = name
 
+    def unname(self, block: int) -> None:
+        """Let a block not be found: it does not hold what it was said to. Without a name: nothing."""
+        name = self._names.pop(block, None)
+        if name is None:
+            return
+        del self._index[name]
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
     def forget(self) -> None:
         """Empty the index: cached blocks are free, used ones go on and are not found again."""
         self._free.extend(self._cached)
@@ -116,13 +143,15 @@ class BlockPool:
         """Assert that the states add up: free + used + cached = total, and that the index agrees."""
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is on the free list twice"
-        used = {block for block, count in enumerate(self._ref_counts) if count > 0}
-        assert min(self._ref_counts) >= 0, "a ref count is negative"
+        touched = range(self._num_touched)
+        used = {block for block in touched if self._ref_counts[block] > 0}
+        assert not any(self._ref_counts[b] < 0 for b in touched), "a ref count is negative"
         assert not free & used, f"blocks {sorted(free & used)} are both free and used"
         assert not free & cached, f"blocks {sorted(free & cached)} are both free and cached"
         assert not used & cached, f"blocks {sorted(used & cached)} are both used and cached"
-        assert len(free) + len(used) + len(cached) == self.num_blocks, (
-            f"{len(free)} free + {len(used)} used + {len(cached)} cached blocks are not "
+        untouched = self.num_blocks - self._num_touched
+        assert free | used | cached == set(touched), (
+            f"{len(free) + untouched} free + {len(used)} used + {len(cached)} cached blocks are not "
             f"{self.num_blocks}"
         )
         assert cached <= self._names.keys(), "a cached block cannot be found"

@@ -40,9 +40,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagemill.core.host_tier import SwappedTable
 from pagemill.core.policies.base import VictimOrder
 from pagemill.core.preemption import VictimQueue
-from pagemill.core.prefix_cache import PrefixHits
+from pagemill.core.prefix_cache import NO_HITS, HostSlot, PrefixHits
 from pagemill.core.sequence import Sequence
 
 
@@ -74,6 +75,14 @@ class BlockView(Protocol):
 
     def find(self, name: bytes) -> int | None:
         """Return the block with these contents, or None."""
+        ...
+
+    def find_slot(self, name: bytes) -> int | None:
+        """Return the slot of the host tier with these contents, if bringing them back pays."""
+        ...
+
+    def swapped(self, seq_id: int) -> SwappedTable | None:
+        """Return what a swapped sequence has in the host tier."""
         ...
 
 
@@ -109,7 +118,7 @@ class PlannedSequence:
 
     sequence: Sequence
     num_tokens: int
-    hits: PrefixHits = ()  # blocks that the sequence begins with; the tokens come after them
+    hits: PrefixHits = NO_HITS  # blocks that the sequence begins with; the tokens come after them
     num_drafts: int = 0  # slots behind the tokens
 
 
@@ -180,26 +189,47 @@ class _BlockDraft:
     def hits(self, sequence: Sequence) -> PrefixHits:
         """Return the longest prefix that a sequence without blocks may begin with."""
         if sequence.num_computed or self._view.table(sequence.seq_id):
-            return ()
-        found: list[int | None] = []
+            return NO_HITS
+        swapped = self._view.swapped(sequence.seq_id)
+        if swapped is not None:
+            return self._way_back(sequence, swapped)
+        found: list[int | HostSlot | None] = []
         for name in sequence.block_names[: sequence.most_cached // self._size]:
-            block = self._view.find(name)
+            block: int | HostSlot | None = self._view.find(name)
             if block is None and name not in self._sealed:
-                break
+                slot = self._view.find_slot(name)
+                if slot is None:
+                    break
+                block = HostSlot(slot)
             found.append(block)
-        return tuple(found)
+        return PrefixHits(tuple(found), len(found) * self._size)
+
+    def _way_back(self, sequence: Sequence, swapped: SwappedTable) -> PrefixHits:
+        """Return what a swapped sequence held; what the device pool has besides is not copied."""
+        names = sequence.block_names[: swapped.num_tokens // self._size]
+        blocks: list[int | HostSlot | None] = []
+        for index, slot in enumerate(swapped.slots):
+            block: int | HostSlot | None = HostSlot(slot)
+            if index < len(names):
+                here = self._view.find(names[index])
+                if here is not None or names[index] in self._sealed:
+                    block = here
+            blocks.append(block)
+        return PrefixHits(tuple(blocks), swapped.num_tokens)
 
     def cost_of_all(self, sequence: Sequence, hits: PrefixHits) -> int:
         """Return how many blocks all known tokens need, those found that nobody holds included."""
         table = self._view.table(sequence.seq_id)
-        num_missing = self.blocks_of(sequence.num_tokens) - len(table) - len(hits)
-        num_claimed = sum(block is not None and self._ref(block) == 0 for block in hits)
-        return max(0, num_missing) + num_claimed + len(self._shared(sequence, table))
+        num_missing = self.blocks_of(sequence.num_tokens) - len(table) - len(hits.blocks)
+        num_claimed = sum(isinstance(b, int) and self._ref(b) == 0 for b in hits.blocks)
+        num_taken = num_claimed + hits.num_host
+        return max(0, num_missing) + num_taken + len(self._shared(sequence, table))
 
-    def claim(self, hits: PrefixHits) -> None:
-        """Hold what a sequence begins with."""
-        for block in hits:
-            if block is not None:
+    def claim(self, sequence: Sequence, hits: PrefixHits) -> None:
+        """Hold what a sequence begins with; what is copied in can be found by later shares."""
+        self._sealed.update(sequence.block_names[: hits.num_tokens // self._size])
+        for block in hits.blocks:
+            if isinstance(block, int):
                 count = self._ref(block)
                 self.free -= count == 0
                 self._refs[block] = count + 1
@@ -210,18 +240,18 @@ class _BlockDraft:
         if stop > first:
             self._sealed.update(sequence.block_names[first:stop])
 
-    def charge(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = ()) -> None:
+    def charge(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = NO_HITS) -> None:
         """Take the blocks that computing the next `num_tokens` tokens after `hits` needs."""
-        self.claim(hits)
+        self.claim(sequence, hits)
         table = self._view.table(sequence.seq_id)
         shared = self._shared(sequence, table)
-        start = sequence.num_computed + len(hits) * self._size
+        start = sequence.num_computed + hits.num_tokens
         end = start + num_tokens
         self.seal(sequence, start, end)
-        held = len(table) + len(hits)
+        held = len(table) + len(hits.blocks)
         num_new = max(0, self.blocks_of(end) - held)
         self._held[sequence.seq_id] = held + num_new
-        num_new += len(shared)
+        num_new += len(shared) + hits.num_host
         if num_new == 0:
             return
         for block in shared:
@@ -337,7 +367,7 @@ class _Draft:
             if len(self._unfit) + num_waited == _LOOK_AHEAD:
                 return
             hits = self._blocks.hits(sequence)
-            num_left = sequence.num_remaining - len(hits) * self._view.blocks.block_size
+            num_left = sequence.num_remaining - hits.num_tokens
             if not self._has_room(sequence, hits):
                 if self._running or self._planned:
                     self._unfit.append(sequence)
@@ -374,8 +404,7 @@ class _Draft:
         planned = self._planned.get(sequence.seq_id)
         if planned is None:
             return sequence.num_computed
-        num_found = len(planned.hits) * self._view.blocks.block_size
-        return sequence.num_computed + num_found + planned.num_tokens
+        return sequence.num_computed + planned.hits.num_tokens + planned.num_tokens
 
     def _spend_rest(self) -> None:
         """Give the tokens that are left to the unfinished prompts, in order."""
@@ -419,7 +448,7 @@ class _Draft:
             room -= len(self._running)
         return self._blocks.cost_of_all(sequence, hits) <= room
 
-    def _schedule(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = ()) -> None:
+    def _schedule(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = NO_HITS) -> None:
         self._blocks.charge(sequence, num_tokens, hits)
         self._planned[sequence.seq_id] = PlannedSequence(sequence, num_tokens, hits)
         self._tokens_left -= num_tokens

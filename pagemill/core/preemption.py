@@ -1,7 +1,7 @@
 """Who gives way when blocks run short. Pure: candidates are chosen, nothing is changed.
 
-Preemption is by recompute: a victim loses its blocks and computes its tokens again when it is
-admitted again. Called by the planner.
+A victim loses its blocks. What it computed goes to the host tier, or is computed again when it is admitted
+again, whichever is cheaper (`host_tier`). Called by the planner.
 
 In this order, each time the last by the policy's `victim_key` first:
 

@@ -13,13 +13,40 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from pagemill.core.sequence import Sequence
 
-# What a plan found of a prefix: blocks in order; None is one that an earlier share of the step fills.
-PrefixHits = tuple[int | None, ...]
 
+@dataclass(frozen=True, slots=True)
+class HostSlot:
+    """Where the host tier has a block's contents."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHits:
+    """What a sequence without blocks may begin with: its first blocks, in order.
+
+    A block of the device pool, a slot of the host tier, or None for one that an earlier share of the step
+    fills. The last one is full, unless the sequence comes back from the host tier.
+    """
+
+    blocks: tuple[int | HostSlot | None, ...] = ()
+    num_tokens: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks)
+
+    @property
+    def num_host(self) -> int:
+        """Return how many have to be copied in, each into a block of its own."""
+        return sum(isinstance(block, HostSlot) for block in self.blocks)
+
+
+NO_HITS = PrefixHits()
 _NAME_BYTES = 16
 
 

@@ -4,8 +4,9 @@ Every change of a sequence's state is one method here, which keeps status, queue
 in step with each other:
 
     enter      a new request           -> waiting
-    seat       waiting                 -> running
-    preempt    running (or waiting with blocks) -> waiting, without blocks
+    seat       waiting or swapped      -> running
+    preempt    running (or waiting with blocks) -> swapped, or waiting, without blocks
+    lose       running or swapped      -> waiting: what it computed is lost
     fork       a computed prompt       -> its other samples, waiting, on the same blocks
     end        anywhere                -> finished, nothing held
 
@@ -14,11 +15,13 @@ Owned by the scheduler; `step_commit` and `step_results` change it in the two ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.policies.base import Policy
 from pagemill.core.sequence import Sequence, SequenceCounter, SequenceGroup, SequenceStatus
 from pagemill.core.sequence_queue import SequenceQueue
-from pagemill.messages import EngineRequest, QueueSizes, SequenceUpdate, TokenScores
+from pagemill.messages import EngineRequest, LostMoves, QueueSizes, SequenceUpdate, TokenScores
 
 
 class Roster:
@@ -29,6 +32,8 @@ class Roster:
         self.policy = policy
         self.waiting = policy.make_queue()
         self.running = SequenceQueue(policy.running_key)
+        # By seq_id. They are among `waiting` too: the policy says who comes back when, and who begins.
+        self.swapped: dict[int, Sequence] = {}
         self.groups: dict[str, SequenceGroup] = {}  # by request_id
         self.sequences: dict[int, Sequence] = {}  # by seq_id
         self.seq_ids = SequenceCounter()
@@ -40,7 +45,12 @@ class Roster:
 
     def queue_sizes(self) -> QueueSizes:
         """Return the number of sequences in each queue; samples not forked yet are in none."""
-        return QueueSizes(running=len(self.running), waiting=len(self.waiting))
+        num_swapped = len(self.swapped)
+        return QueueSizes(
+            running=len(self.running),
+            waiting=len(self.waiting) - num_swapped,
+            swapped=num_swapped,
+        )
 
     def waiting_holders(self) -> list[Sequence]:
         """Return the waiting sequences that hold blocks."""
@@ -52,8 +62,11 @@ class Roster:
         self.blocks.check()
         block_size = self.blocks.block_size
         queued = {s.seq_id: SequenceStatus.WAITING for s in self.waiting}
+        assert self.swapped.keys() <= queued.keys(), "swapped, and nobody will seat it"
+        queued.update(dict.fromkeys(self.swapped, SequenceStatus.SWAPPED))
         queued.update((s.seq_id, SequenceStatus.RUNNING) for s in self.running)
         assert len(queued) == len(self.waiting) + len(self.running), "queued twice"
+        assert self.swapped.keys() == set(self.blocks.swapped_ids()), "tier and queue differ"
         assert queued.keys() == self.sequences.keys(), "queues and sequences differ"
         assert set(self.blocks.holders()) <= queued.keys(), "an ended sequence holds blocks"
         assert len(self.running) <= self._max_num_seqs, "more sequences than seats"
@@ -89,22 +102,51 @@ class Roster:
         return root
 
     def seat(self, sequence: Sequence) -> None:
-        """Let a waiting sequence run."""
-        self.waiting.remove(sequence)
+        """Let a waiting or swapped sequence run."""
+        self._unqueue(sequence)
         sequence.num_passes = 0
         sequence.status = SequenceStatus.RUNNING
         self.running.add(sequence)
 
-    def preempt(self, victim: Sequence) -> None:
-        """Take a sequence's blocks and its seat; it computes its tokens again later."""
-        self.blocks.free(victim.seq_id)
-        victim.num_computed = 0
-        victim.num_preemptions += 1
-        self._drop_row(victim)
-        if victim.status is SequenceStatus.RUNNING:
-            self.running.remove(victim)
-            victim.status = SequenceStatus.WAITING
-            self.waiting.add(victim)
+    def preempt(self, victim: Sequence) -> bool:
+        """Take a sequence's blocks and its seat; return whether the host tier has what it computed."""
+        is_kept = self.blocks.swap_out(victim)
+        if not is_kept:
+            self.blocks.free(victim.seq_id)
+        self._await_return(victim)
+        if is_kept:
+            victim.status = SequenceStatus.SWAPPED
+            self.swapped[victim.seq_id] = victim
+        return is_kept
+
+    def lose(self, lost: LostMoves, scheduled: Iterable[int]) -> set[int]:
+        """Take back what hung on moves that were not done; return whose results do not count.
+
+        `scheduled` are the ids of the step that the moves belong to.
+        """
+        bad, hit = self.blocks.lose(lost)
+        void = {i for i in scheduled if not bad.isdisjoint(self.blocks.table(i))}
+        for seq_id in (*hit, *void):
+            self.blocks.free(seq_id)
+            self._await_return(self.sequences[seq_id])
+        return void
+
+    def _await_return(self, sequence: Sequence) -> None:
+        """Let a sequence wait, with nothing computed."""
+        self._unqueue(sequence)
+        sequence.num_computed = 0
+        sequence.num_scheduled = 0
+        sequence.num_preemptions += 1
+        self._drop_row(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.add(sequence)
+
+    def _unqueue(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.RUNNING:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+            self.swapped.pop(sequence.seq_id, None)
 
     def fork(self, root: Sequence) -> list[Sequence]:
         """Make the other samples of a request whose prompt is computed; they hold its blocks."""
@@ -134,8 +176,7 @@ class Roster:
     ) -> SequenceUpdate:
         """Take a sequence out of everything and free its blocks."""
         self.blocks.free(sequence.seq_id)
-        is_running = sequence.status is SequenceStatus.RUNNING
-        (self.running if is_running else self.waiting).remove(sequence)
+        self._unqueue(sequence)
         self._drop_row(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.num_scheduled = 0

@@ -20,6 +20,7 @@ from pagemill.config import SchedulerConfig, SpeculativeConfig
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.deadlines import Deadlines
 from pagemill.core.draft_lengths import DraftLengths
+from pagemill.core.host_tier import HostTier
 from pagemill.core.planner import PlanView, StepLimits, plan_step
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
@@ -27,6 +28,7 @@ from pagemill.core.roster import Roster
 from pagemill.core.step_commit import StepCommit
 from pagemill.core.step_results import StepResults
 from pagemill.errors import CacheTooSmallError, RequestError
+from pagemill.host_tier_plan import HostTierPlan
 from pagemill.messages import (
     EngineRequest,
     ExpiredRequest,
@@ -50,6 +52,7 @@ class Scheduler:
         max_model_len: int,
         caches_prefixes: bool = False,
         speculative: SpeculativeConfig | None = None,
+        host_tier: HostTierPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         num_needed = -(-max_model_len // block_size)
@@ -62,7 +65,12 @@ class Scheduler:
             )
         self._max_model_len = max_model_len
         self._limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
-        self._blocks = BlockManager(num_blocks, block_size, caches_prefixes=caches_prefixes)
+        tier = None
+        if host_tier is not None:
+            tier = HostTier(host_tier, block_size, mode=config.preemption_mode)
+        self._blocks = BlockManager(
+            num_blocks, block_size, caches_prefixes=caches_prefixes, tier=tier
+        )
         setting = PolicySetting(self._blocks, config.tenant_weights)
         self._policy = POLICIES.load(config.policy)(setting)
         self._roster = Roster(self._blocks, self._policy, config.max_num_seqs)
@@ -146,6 +154,10 @@ class Scheduler:
     def cache_usage(self) -> float:
         """Return the share of KV blocks in use, 0..1."""
         return self._blocks.usage
+
+    def host_tier_usage(self) -> float:
+        """Return the share of the host tier's slots that hold something, 0..1."""
+        return self._blocks.tier_usage
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache: nothing computed so far is found again."""

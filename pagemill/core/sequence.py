@@ -21,6 +21,7 @@ class SequenceStatus(enum.Enum):
     """Which queue holds a sequence."""
 
     WAITING = "waiting"  # never run, preempted, or forked with no seat free; may hold blocks
+    SWAPPED = "swapped"  # preempted, and what it computed is in the host tier; holds no blocks
     RUNNING = "running"  # has a seat; keeps its blocks from step to step
     FINISHED = "finished"  # in no queue, holds nothing
 

@@ -1,7 +1,8 @@
 """The first half of a step: a plan becomes blocks, counts, and the message to the ranks.
 
-The order matters: victims are freed, then all found prefixes are claimed, then blocks are taken. So a commit
-never costs more than its plan. Called by the scheduler.
+The order matters: all found prefixes are claimed, then victims are freed, then blocks are taken. So a commit
+never costs more than its plan, and neither a victim on its way to the host tier nor a new block takes what a
+plan found there. Called by the scheduler.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pagemill.core.planner import PlannedSequence, StepPlan
 from pagemill.core.roster import Roster
 from pagemill.core.sequence import Sequence, SequenceStatus
 from pagemill.messages import (
-    BlockMoves,
     IgnoredRequest,
     NewSequence,
     PrefixLookups,
@@ -32,64 +32,63 @@ class StepCommit:
 
     def commit(self, plan: StepPlan, ignored: tuple[IgnoredRequest, ...]) -> SchedulerOutput:
         """Carry out a plan; return the step, which also answers what was `ignored`."""
-        for victim in plan.preempted:
-            self._roster.preempt(victim)
+        lookups = self._claim_prefixes(plan)
+        num_swapped = sum([self._roster.preempt(victim) for victim in plan.preempted])
         if plan.passed:
-            num_admitted = sum(p.sequence.status is SequenceStatus.WAITING for p in plan.scheduled)
+            running = SequenceStatus.RUNNING
+            num_admitted = sum(p.sequence.status is not running for p in plan.scheduled)
             for passed in plan.passed:
                 passed.num_passes += num_admitted
         now = self._clock()
         scheduled: list[ScheduledSequence] = []
         new: list[NewSequence] = []
-        copies: list[tuple[int, int]] = []
-        lookups = PrefixLookups(*self._claim_prefixes(plan))
         for planned in plan.scheduled:
             sequence = planned.sequence
-            if sequence.status is SequenceStatus.WAITING:
+            if sequence.status is not SequenceStatus.RUNNING:
                 self._roster.seat(sequence)
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
-            scheduled.append(self._schedule(planned, new, copies))
+            scheduled.append(self._schedule(planned, new))
         output = SchedulerOutput(
             step_id=self._num_steps,
             scheduled=tuple(scheduled),
             new_sequences=tuple(new),
             removed_seq_ids=self._roster.take_removed(),
-            block_moves=BlockMoves(tuple(copies)),
+            block_moves=self._blocks.take_moves(),
             ignored=ignored,
             num_preempted=len(plan.preempted),
+            num_swapped_out=num_swapped,
             prefix_lookups=lookups,
             queues=self._roster.queue_sizes(),
         )
         self._num_steps += 1
         return output
 
-    def _claim_prefixes(self, plan: StepPlan) -> tuple[int, int]:
+    def _claim_prefixes(self, plan: StepPlan) -> PrefixLookups:
         """Hold all that the plan found; return the tokens looked up and found, first admissions only."""
-        num_queried = num_hits = 0
+        block_size = self._blocks.block_size
+        num_queried = num_hits = num_host_hits = 0
         for planned in plan.scheduled:
             sequence = planned.sequence
             if planned.hits:
                 self._blocks.claim(planned.hits)
             if sequence.first_scheduled_time is None and sequence.block_names:
-                sequence.num_cached_tokens = len(planned.hits) * self._blocks.block_size
+                sequence.num_cached_tokens = planned.hits.num_tokens
                 num_queried += sequence.num_tokens
-                num_hits += sequence.num_cached_tokens
-        return num_queried, num_hits
+                num_hits += planned.hits.num_tokens
+                num_host_hits += planned.hits.num_host * block_size
+        return PrefixLookups(num_queried, num_hits, num_host_hits)
 
-    def _schedule(
-        self, planned: PlannedSequence, new: list[NewSequence], copies: list[tuple[int, int]]
-    ) -> ScheduledSequence:
-        """Commit one share: blocks and counts. Appends to `new` and `copies`."""
+    def _schedule(self, planned: PlannedSequence, new: list[NewSequence]) -> ScheduledSequence:
+        """Commit one share: blocks and counts. Appends to `new`."""
         sequence = planned.sequence
         if planned.hits:
             self._blocks.begin(sequence, planned.hits)
-            sequence.num_computed = len(planned.hits) * self._blocks.block_size
+            sequence.num_computed = planned.hits.num_tokens
         num_computed = sequence.num_computed
         end = num_computed + planned.num_tokens
         change = self._blocks.extend(sequence.seq_id, num_computed, end + planned.num_drafts)
         self._blocks.seal(sequence, num_computed, end)
-        copies.extend(change.copies)
         start, block_ids = change.start, change.block_ids
         if not sequence.has_row:
             sequence.has_row = True

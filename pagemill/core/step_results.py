@@ -44,10 +44,14 @@ class StepResults:
         if self._drafts is not None:
             self._drafts.learn_costs(scheduled, result)
         updates: list[SequenceUpdate] = []
+        redone: set[int] = set()
+        if result.lost is not None:
+            redone = self._roster.lose(result.lost, [s.seq_id for s in scheduled.scheduled])
+        self._roster.blocks.landed()
         for share, output in zip(scheduled.scheduled, result.sequences, strict=True):
             assert share.seq_id == output.seq_id, "results are not in the order of the step"
             sequence = self._roster.sequences.get(share.seq_id)
-            if sequence is None:
+            if sequence is None or share.seq_id in redone:
                 continue
             sequence.num_computed += sequence.num_scheduled
             sequence.num_scheduled = 0

@@ -25,7 +25,7 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int | None]] = {
 _TEXTS = (
     "model", "served_model_name", "tokenizer", "revision", "tokenizer_revision", "download_dir",
     "generation_config", "scheduling_policy", "device", "metrics_prefix",
-    "distributed_executor_backend",
+    "distributed_executor_backend", "swap_dir", "kv_cache_file",
 )  # fmt: skip
 _SWITCHES = (
     "skip_tokenizer_init", "enforce_eager", "disable_custom_all_reduce", "disable_log_stats", "debug",
@@ -55,6 +55,7 @@ def check_arguments(args: EngineArgs) -> None:
         raise _bad("block_size", size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     _check_number(args, "gpu_memory_utilization", 0.0, 1.0)
     _check_number(args, "log_stats_interval_s", 0.0, math.inf)
+    _check_tier(args)
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", args.metrics_prefix):
         raise _bad("metrics_prefix", args.metrics_prefix, "letters, digits and _")
     for name in ("hf_overrides", "override_generation_config"):
@@ -106,6 +107,26 @@ def _check_number(args: EngineArgs, name: str, above: float, high: float) -> Non
         raise _bad(name, value, wanted)
     if not (math.isfinite(value) and above < value <= high):
         raise _bad(name, value, wanted)
+
+
+def _check_tier(args: EngineArgs) -> None:
+    space = args.swap_space
+    is_number = isinstance(space, (int, float)) and not isinstance(space, bool)
+    if not is_number or not (math.isfinite(space) and space >= 0):
+        raise _bad("swap_space", space, "a number of GiB, at least 0")
+    if space:
+        if args.kv_cache_file is not None and args.enable_prefix_caching is False:
+            raise ConfigError(
+                "kv_cache_file keeps prefixes, and enable_prefix_caching is False; leave one of them out"
+            )
+        return
+    if args.kv_cache_file is not None:
+        raise ConfigError("kv_cache_file needs room: swap_space is 0; raise it (GiB)")
+    if args.preemption_mode == "swap":
+        raise ConfigError(
+            "preemption_mode is 'swap', but swap_space is 0; raise swap_space (GiB), or choose "
+            "'auto' or 'recompute'"
+        )
 
 
 def _check_text(args: EngineArgs, name: str) -> None:

@@ -25,7 +25,6 @@ from pagemill.executor.base import Executor, MemoryPlan
 from pagemill.log import get_logger, setup_logging
 from pagemill.messages import (
     NO_DRAFTS,
-    NO_LOOKUPS,
     DraftCounts,
     EngineRequest,
     SchedulerOutput,
@@ -77,6 +76,7 @@ class LLMEngine:
             max_model_len=config.model.max_model_len,
             caches_prefixes=config.cache.enable_prefix_caching,
             speculative=config.speculative,
+            host_tier=plan.host_tier,
         )
         self._inputs = InputProcessor(
             config.model,
@@ -213,7 +213,8 @@ class LLMEngine:
         return outputs
 
     def _execute(self, scheduled: SchedulerOutput) -> StepOutput:
-        if scheduled.is_empty and not scheduled.removed_seq_ids:
+        has_news = scheduled.removed_seq_ids or scheduled.block_moves.forgets_host
+        if scheduled.is_empty and not has_news:
             return StepOutput(scheduled.step_id, ())
         return self._executor.execute(scheduled)
 
@@ -240,10 +241,9 @@ class LLMEngine:
         stats = counts.freeze(
             self._scheduler.queue_sizes(),
             self._scheduler.cache_usage(),
-            num_preempted=0 if scheduled is None else scheduled.num_preempted,
-            prefix_lookups=NO_LOOKUPS if scheduled is None else scheduled.prefix_lookups,
-            iteration_tokens=0 if scheduled is None else scheduled.num_tokens + drafts.num_drafted,
+            scheduled=scheduled,
             drafts=drafts,
+            host_tier_usage=self._scheduler.host_tier_usage(),
             timings_s=timings_s,
         )
         for stat_logger in self._stat_loggers:

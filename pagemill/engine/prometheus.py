@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pagemill.config import CacheConfig
+from pagemill.host_tier_plan import HostTierPlan
 from pagemill.messages import FinishedStats, StepStats
 from pagemill.outputs import FINISH_REASONS
 
@@ -59,12 +60,18 @@ class PrometheusStatLogger:
     """Keeps the metrics of one engine. Thread-safe, as prometheus_client is."""
 
     def __init__(
-        self, prefix: str, model_name: str, cache: CacheConfig, max_model_len: int, num_blocks: int
+        self,
+        prefix: str,
+        model_name: str,
+        cache: CacheConfig,
+        max_model_len: int,
+        num_blocks: int,
+        tier: HostTierPlan | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._prefix = prefix
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._make_gauges(cache, num_blocks)
+        self._make_gauges(cache, num_blocks, tier)
         self._make_counters()
         self._make_draft_counters()
         self._make_histograms(max_model_len)
@@ -83,6 +90,12 @@ class PrometheusStatLogger:
         self._accepted_tokens.inc(stats.drafts.num_accepted)
         for place, count in enumerate(stats.drafts.accepted):
             self._accepted_at(place).inc(count)
+        self._host_hits.inc(stats.prefix_lookups.num_host_hits)
+        self._swap_preemptions.inc(stats.num_swapped_out)
+        self._blocks_out.inc(stats.num_blocks_out)
+        self._blocks_in.inc(stats.num_blocks_in)
+        self._blocks_copied.inc(stats.num_blocks_copied)
+        self._tier_usage.set(stats.host_tier_usage)
         self._prompt_tokens.inc(stats.num_prompt_tokens)
         self._generation_tokens.inc(stats.num_generation_tokens)
         if stats.iteration_tokens:
@@ -137,11 +150,26 @@ class PrometheusStatLogger:
     def _name(self, name: str) -> str:
         return f"{self._prefix}:{name}"
 
-    def _make_gauges(self, cache: CacheConfig, num_blocks: int) -> None:
+    def _make_gauges(self, cache: CacheConfig, num_blocks: int, tier: HostTierPlan | None) -> None:
         self._running = self._gauge("num_requests_running", "Sequences being computed.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences that wait to be computed.")
         self._swapped = self._gauge("num_requests_swapped", "Sequences in the swap space.")
         self._cache_usage = self._gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
+        self._tier_usage = self._gauge(
+            "host_tier_usage_perc", "Slots of the host tier that hold something; 1 means all."
+        )
+        if tier is not None:
+            costs = tier.costs
+            for name, text, seconds in (
+                ("swap_out_block_seconds", "A block to the host tier.", costs.swap_out_s),
+                ("swap_in_block_seconds", "A block from there.", costs.swap_in_s),
+                (
+                    "compute_block_seconds",
+                    "Computing a block at a prompt's beginning.",
+                    costs.recompute_s(0, cache.block_size),
+                ),
+            ):
+                self._gauge(name, f"{text} Measured at start.").set(seconds)
         info = {
             **self._labels,
             "block_size": str(cache.block_size),
@@ -150,6 +178,7 @@ class PrometheusStatLogger:
             "gpu_memory_utilization": str(cache.gpu_memory_utilization),
             "kv_cache_memory_bytes": str(cache.kv_cache_memory_bytes),
             "num_gpu_blocks": str(num_blocks),
+            "num_cpu_blocks": str(0 if tier is None else tier.num_slots),
         }
         name = self._name("cache_config_info")
         text = "How the KV cache is laid out; always 1."
@@ -161,6 +190,17 @@ class PrometheusStatLogger:
             "prefix_cache_queries", "Tokens that beginning requests looked up in the prefix cache."
         )
         self._prefix_hits = self._counter("prefix_cache_hits", "Tokens found there.")
+        self._host_hits = self._counter(
+            "prefix_cache_host_hits", "Tokens of them that came from the host tier."
+        )
+        self._swap_preemptions = self._counter(
+            "num_preemptions_by_swap", "Preemptions that kept what was computed in the host tier."
+        )
+        self._blocks_out = self._counter(
+            "swapped_out_blocks", "KV blocks written to the host tier."
+        )
+        self._blocks_in = self._counter("swapped_in_blocks", "KV blocks read back from it.")
+        self._blocks_copied = self._counter("copied_blocks", "KV blocks copied for a writer.")
         self._prompt_tokens = self._counter(
             "prompt_tokens", "Tokens of prompts that were computed or found in the prefix cache."
         )

@@ -330,6 +330,9 @@ def _cache(args: EngineArgs, model: ModelConfig, device: Device, notes: _Notes) 
         gpu_memory_utilization=share,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         enable_prefix_caching=caching,
+        swap_space_bytes=int(args.swap_space * 2**30),
+        swap_dir=args.swap_dir or str(env.cache_dir() / "swap"),
+        kv_cache_file=args.kv_cache_file,
     )
 
 
@@ -349,6 +352,7 @@ def _scheduler(args: EngineArgs, notes: _Notes) -> SchedulerConfig:
         max_num_seqs=seqs,
         policy=args.scheduling_policy,
         tenant_weights=dict(args.tenant_weights),
+        preemption_mode=args.preemption_mode,
     )
 
 

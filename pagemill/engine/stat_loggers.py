@@ -21,5 +21,6 @@ def make_stat_loggers(config: EngineConfig, plan: MemoryPlan) -> list[StatLogger
             config.cache,
             config.model.max_model_len,
             plan.num_blocks,
+            plan.host_tier,
         ),
     ]

@@ -16,11 +16,10 @@ from typing import Protocol
 from pagemill.log import get_logger
 from pagemill.messages import (
     NO_DRAFTS,
-    NO_LOOKUPS,
     DraftCounts,
     FinishedStats,
-    PrefixLookups,
     QueueSizes,
+    SchedulerOutput,
     StepOutput,
     StepStats,
 )
@@ -53,21 +52,26 @@ class StepCounts:
         queues: QueueSizes,
         kv_cache_usage: float,
         *,
-        num_preempted: int = 0,
-        prefix_lookups: PrefixLookups = NO_LOOKUPS,
-        iteration_tokens: int = 0,
+        scheduled: SchedulerOutput | None = None,
         drafts: DraftCounts = NO_DRAFTS,
+        host_tier_usage: float = 0.0,
         timings_s: dict[str, float] | None = None,
     ) -> StepStats:
-        """Return the frozen statistics of the step."""
+        """Return the frozen statistics of the step `scheduled`, or of what was done between steps."""
+        step = scheduled or SchedulerOutput(step_id=-1, scheduled=())
         return StepStats(
             queues=queues,
             kv_cache_usage=kv_cache_usage,
-            num_preempted=num_preempted,
-            prefix_lookups=prefix_lookups,
+            num_preempted=step.num_preempted,
+            num_swapped_out=step.num_swapped_out,
+            prefix_lookups=step.prefix_lookups,
+            num_blocks_out=len(step.block_moves.swap_out),
+            num_blocks_in=len(step.block_moves.swap_in),
+            num_blocks_copied=len(step.block_moves.copies),
+            host_tier_usage=host_tier_usage,
+            iteration_tokens=step.num_tokens + drafts.num_drafted,
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
-            iteration_tokens=iteration_tokens,
             drafts=drafts,
             time_to_first_token_s=tuple(self.time_to_first_token_s),
             inter_token_latency_s=tuple(self.inter_token_latency_s),

@@ -34,4 +34,6 @@ class InProcessExecutor:
 
     def shutdown(self) -> None:
         """Let go of weights and cache."""
+        if self._worker is not None:
+            self._worker.close()
         self._worker = None

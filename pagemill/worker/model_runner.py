@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pagemill.attention.base import AttentionBackend, StepAttention
+from pagemill.batch.block_mover import BlockMover, HostStore
 from pagemill.batch.kv_store import KVStore
 from pagemill.batch.model_input import ModelInput, build_model_input
 from pagemill.batch.request_table import RequestTable
@@ -61,11 +62,16 @@ class ModelRunner:
         self._forward: Forward = forward or model.forward
         self._backend = backend
         self._kv = kv
+        self._mover = BlockMover(kv)
         self._sampler = sampler
         self._device = device
         self._max_logit_rows = max_logit_rows
         self._table = RequestTable()
         self._drafter = None if proposer is None else Drafter(proposer, self._table)
+
+    def swap_to(self, host: HostStore) -> None:
+        """Move blocks out to a host tier from now on."""
+        self._mover = BlockMover(self._kv, host)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepOutput:
@@ -76,14 +82,14 @@ class ModelRunner:
         self._table.remove(step.removed_seq_ids)
         self._table.add(step.new_sequences)
         self._table.set_blocks(step.scheduled)
-        self._kv.copy_blocks(step.block_moves.copies)
+        lost = self._mover.move(step.block_moves)
         rows_ready = time.perf_counter()
         if self._drafter is not None:
             self._drafter.begin(step)
         begun = time.perf_counter()
         drafts = NO_DRAFTS_MADE if self._drafter is None else self._drafter.draft(step)
         if step.is_empty:
-            return StepOutput(step.step_id, (), {"prepare": time.perf_counter() - start})
+            return StepOutput(step.step_id, (), {"prepare": time.perf_counter() - start}, lost)
         drafted = time.perf_counter()
         batch = build_model_input(
             self._table,
@@ -120,7 +126,11 @@ class ModelRunner:
         }
         if self._drafter is not None:
             timings |= {"draft_preparation": begun - rows_ready, "draft": drafted - begun}
-        return StepOutput(step.step_id, outputs, timings)
+        return StepOutput(step.step_id, outputs, timings, lost)
+
+    def close(self) -> None:
+        """Let go of the host tier."""
+        self._mover.close()
 
     def _sample(
         self,

@@ -5,6 +5,7 @@ Made by the executors, in the engine's process or in its own.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import torch
@@ -27,6 +28,7 @@ from pagemill.sampling import ROW_MATH
 from pagemill.sampling.sampler import Sampler
 from pagemill.speculation import PROPOSERS
 from pagemill.speculation.base import Proposer, RankParts
+from pagemill.worker.host_tier import open_host_tier
 from pagemill.worker.memory import check_fits, plan_memory
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.replay import ReplayedForward
@@ -81,6 +83,13 @@ class Worker:
             forward=_replayed(config, model, backend),
             proposer=self._proposer(config, backend, sampler, device),
         )
+        tier = open_host_tier(config, self.kv, self._runner)
+        if tier is not None:
+            plan, store = tier
+            self._plan = dataclasses.replace(self._plan, host_tier=plan)
+            self._runner.swap_to(store)
+            for line in plan.lines(config.cache.block_size):
+                logger.info(line)
 
     def _proposer(
         self, config: EngineConfig, backend: AttentionBackend, sampler: Sampler, device: Device
@@ -107,6 +116,10 @@ class Worker:
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step."""
         return self._runner.execute(step)
+
+    def close(self) -> None:
+        """Let go of files; the memory goes with the object."""
+        self._runner.close()
 
 
 def _replayed(

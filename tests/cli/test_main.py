@@ -64,7 +64,7 @@ def test_group_without_command_lists_its_commands(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--swap-space", "1"], "swap_space"),
+        (["--swap-space", "-1"], "swap_space"),
         (["--tensor-parallel-size", "2"], "tensor_parallel_size"),
         (["--port", "70000"], "port"),
         (["--enable-lora"], "enable_lora"),

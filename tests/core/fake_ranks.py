@@ -17,8 +17,11 @@ from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import Key, Policy, PolicySetting, WaitingQueue
 from pagemill.core.sequence import Sequence
 from pagemill.core.sequence_queue import SequenceQueue
+from pagemill.host_tier_plan import HostTierPlan, MoveCosts
 from pagemill.messages import (
+    BlockMoves,
     EngineRequest,
+    LostMoves,
     NewSequence,
     RequestDeadlines,
     SamplingSpec,
@@ -137,6 +140,12 @@ class Shuffled(Policy):
         return (sequence.seq_id * 104729 % 97, sequence.seq_id)
 
 
+def tier_plan(num_slots: int) -> HostTierPlan:
+    """Return a host tier whose moves cost nothing beside computing."""
+    costs = MoveCosts(swap_out_s=1e-6, swap_in_s=1e-6, compute_token_s=1e-3, compute_context_s=0.0)
+    return HostTierPlan(num_slots=num_slots, slot_bytes=1, place="memory", costs=costs)
+
+
 def policy_names() -> list[str]:
     """Return the policies to test: the registered ones, and the shuffled one, registered here."""
     if "shuffled" not in POLICIES:
@@ -151,26 +160,58 @@ class FakeRanks:
         self.block_size = block_size
         self.rows: dict[int, Row] = {}
         self.slots = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.unread: tuple[int, ...] = ()  # blocks that the step did not bring in
         self.fail: set[int] = set()  # sequences whose next result is an error
+        self.host: dict[int, list[int]] = {}  # slot -> what was written there
+        self.spoilt: set[int] = set()  # slots that cannot be read or written in the next step
+        self.ends_tier = False  # the next step says that nothing can be written any more
         self.first: dict[str, int] = {}  # request_id -> first_history; EMPTY where it is not listed
         self.num_computed = 0
-        self.num_copies = 0
+        self.num_copies = self.num_out = self.num_in = self.num_lost = 0
         self.draft_rng = random.Random(0)  # which drafts are right
         self.num_drafted = self.num_accepted = 0
 
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step."""
         self._change_rows(step)
+        lost = self._swap(step.block_moves)
         self._copy_blocks(step.block_moves.copies)
         for share in step.scheduled:
             self._change_table(share)
         drafts = {share.seq_id: self._draft(share) for share in step.scheduled}
         for share in step.scheduled:
             self._write(share, drafts[share.seq_id])
+        self.unread = lost.blocks if lost else ()
         outputs = tuple(
             self._read_and_draw(share, drafts[share.seq_id]) for share in step.scheduled
         )
-        return StepOutput(step.step_id, outputs)
+        return StepOutput(step.step_id, outputs, lost=lost)
+
+    def _swap(self, moves: BlockMoves) -> LostMoves | None:
+        """Do the moves out, then those in; blocks and slots that are lost hold garbage."""
+        written = {move.slot for move in moves.swap_out}
+        assert len(written) == len(moves.swap_out), "a slot is written twice"
+        assert not written & {move.slot for move in moves.swap_in}, "a slot is read and written"
+        blocks, slots = [], []
+        for out in moves.swap_out:
+            spoilt = out.slot in self.spoilt or self.ends_tier
+            self.host[out.slot] = [-1] * self.block_size if spoilt else list(self.slots[out.block])
+            slots += [out.slot] * spoilt
+        for into in moves.swap_in:
+            spoilt = into.slot in self.spoilt
+            self.slots[into.block] = (
+                [-2] * self.block_size if spoilt else list(self.host[into.slot])
+            )
+            blocks += [into.block] * spoilt
+            slots += [into.slot] * spoilt
+        self.num_out += len(moves.swap_out)
+        self.num_in += len(moves.swap_in)
+        self.num_lost += len(slots)
+        lost = LostMoves(tuple(blocks), tuple(slots), self.ends_tier)
+        if self.ends_tier:
+            self.host = {}
+        self.spoilt, self.ends_tier = set(), False
+        return lost if slots or lost.ends_tier else None
 
     def _change_rows(self, step: SchedulerOutput) -> None:
         for seq_id in step.removed_seq_ids:
@@ -180,8 +221,10 @@ class FakeRanks:
             self.rows[new.seq_id] = Row(new, list(new.token_ids))
         scheduled = [share.seq_id for share in step.scheduled]
         assert len(set(scheduled)) == len(scheduled), "scheduled twice in one step"
-        assert not set(scheduled) & set(step.removed_seq_ids), "scheduled and removed"
-        assert {new.seq_id for new in step.new_sequences} <= set(scheduled), "a row for nothing"
+        fresh = {new.seq_id for new in step.new_sequences}
+        removed = set(step.removed_seq_ids) - fresh  # whose results were void begin again at once
+        assert not set(scheduled) & removed, "scheduled and removed"
+        assert fresh <= set(scheduled), "a row for nothing"
 
     def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         gathered = [list(self.slots[source]) for source, _ in copies]
@@ -238,9 +281,10 @@ class FakeRanks:
         for position, token in enumerate([*row.token_ids[:end], *drafts]):
             history = extend_history(history, token)
             block, slot = divmod(position, self.block_size)
-            assert self.slots[row.table[block]][slot] == history, (
-                f"sequence {share.seq_id} reads another history at position {position}"
-            )
+            if not self.unread_in(row):
+                assert self.slots[row.table[block]][slot] == history, (
+                    f"sequence {share.seq_id} reads another history at position {position}"
+                )
         if share.seq_id in self.fail:
             self.fail.remove(share.seq_id)
             return SequenceOutput(share.seq_id, (), error="broken on purpose")
@@ -275,6 +319,10 @@ class FakeRanks:
         self.num_accepted += len(run) - 1
         scores = tuple(TokenScores(token, 0.0, 1) for token in run)
         return SequenceOutput(share.seq_id, (tuple(run),), (scores,), num_drafted=len(drafts))
+
+    def unread_in(self, row: Row) -> bool:
+        """Return whether a sequence reads a block that was not brought in: what it makes is void."""
+        return not set(self.unread).isdisjoint(row.table)
 
     def _prompt_scores(
         self, row: Row, share: ScheduledSequence, end: int

@@ -25,6 +25,7 @@ from tests.core.fake_ranks import (
     first_history,
     make_request,
     policy_names,
+    tier_plan,
 )
 
 # Prompts begin with a piece of one of these, so that many have a prefix in common.
@@ -47,12 +48,12 @@ class Simulation:
 
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
-        policy: str = "fcfs", caches_prefixes: bool = False,
+        policy: str = "fcfs", caches_prefixes: bool = False, num_slots: int = 0, mode: str = "auto",
         tenant_weights: dict[str, float] | None = None, num_drafts: int = 0,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy,
-            tenant_weights=tenant_weights or {},
+            preemption_mode=mode, tenant_weights=tenant_weights or {},
         )  # fmt: skip
         self.now = 0.0
         self.max_model_len = max_model_len
@@ -60,6 +61,7 @@ class Simulation:
         self.scheduler = Scheduler(
             config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len,
             caches_prefixes=caches_prefixes, speculative=drafting(num_drafts),
+            host_tier=tier_plan(num_slots) if num_slots else None,
             clock=lambda: self.now,
         )  # fmt: skip
         self.ranks = FakeRanks(num_blocks, block_size)
@@ -69,8 +71,8 @@ class Simulation:
         self.ignored: set[str] = set()
         self.num_steps = 0
         self.num_preempted = 0
-        self.num_queried = self.num_hits = 0
         self.expired: dict[str, str] = {}  # request_id -> the deadline that passed
+        self.num_queried = self.num_hits = self.num_host_hits = self.num_swapped = 0
 
     def add(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
@@ -102,6 +104,8 @@ class Simulation:
         self.num_preempted += step.num_preempted
         self.num_queried += step.prefix_lookups.num_queried
         self.num_hits += step.prefix_lookups.num_hits
+        self.num_host_hits += step.prefix_lookups.num_host_hits
+        self.num_swapped += step.num_swapped_out
         for answer in step.ignored:
             assert answer.request_id not in self.ignored
             self.ignored.add(answer.request_id)
@@ -197,6 +201,8 @@ class RandomService(RuleBasedStateMachine):
             policy=data.draw(st.sampled_from(policy_names())),
             caches_prefixes=data.draw(st.booleans()),
             num_drafts=data.draw(st.sampled_from([0, 1, 4, 9])),
+            num_slots=data.draw(st.sampled_from([0, 1, least, 4 * least])),
+            mode=data.draw(st.sampled_from(["auto", "swap", "recompute"])),
         )
         self.num_added = 0
 
@@ -272,6 +278,13 @@ class RandomService(RuleBasedStateMachine):
             self.sim.ranks.fail = {data.draw(st.sampled_from(sorted(self.sim.ranks.rows)))}
             self.sim.step()
 
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        """Some slots can be neither read nor written for a step; rarely it is the end of the tier."""
+        self.sim.ranks.spoilt = data.draw(st.sets(st.integers(0, 12), max_size=6))
+        self.sim.ranks.ends_tier = data.draw(st.integers(0, 9)) == 0
+        self.sim.step()
+
     @rule()
     def forget(self) -> None:
         self.sim.scheduler.forget_prefixes()
@@ -306,6 +319,7 @@ TestRandomService.settings = settings(
 
 
 def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
+    swapped = []
     for seed in range(6):
         rng = random.Random(seed)
         block_size = rng.choice([2, 4, 16])
@@ -320,6 +334,7 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
             policy=rng.choice(policy_names()),
             caches_prefixes=seed % 2 == 0,
             num_drafts=seed % 3 * 3,
+            num_slots=rng.choice([0, 3 * least]),
         )
         for number in range(25):
             stem = rng.choice(STEMS)[: rng.randrange(30)]
@@ -337,5 +352,7 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
                 sim.step()
         sim.run(max_steps=20_000)
         assert sim.ranks.num_copies > 0
+        swapped.append(sim.num_swapped)
         assert (sim.num_hits > 0) == (seed % 2 == 0)
         assert (sim.ranks.num_accepted > 0) == (seed % 3 > 0)
+    assert sum(swapped) > 0

@@ -293,7 +293,7 @@ def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("swap_space", 1.0), ("tensor_parallel_size", 2),
+    [("tensor_parallel_size", 2),
      ("enable_lora", True),
      ("trust_remote_code", True), ("limit_mm_per_prompt", {"image": 1}),
      ("enable_chunked_prefill", False), ("tensor_parallel_size", True), ("max_loras", 1.0)],

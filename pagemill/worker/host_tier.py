@@ -1,0 +1,118 @@
+"""One rank's host tier: its store, how many slots it has, and what moving and computing cost here.
+
+Costs are measured at start, on this machine, with this model: a few blocks to a file beside the tier's own
+and back, and two short shares of a prompt, one at its beginning and one far in. Called by `worker.worker`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pagemill.batch.block_mover import HostStore
+from pagemill.batch.kv_store import KVStore
+from pagemill.batch.tier_file import TierFile
+from pagemill.config import EngineConfig
+from pagemill.host_tier_plan import HostTierPlan, MoveCosts
+from pagemill.log import get_logger
+from pagemill.messages import (
+    NewSequence,
+    SamplingSpec,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.tier_identity import tier_identity
+
+logger = get_logger(__name__)
+
+_PROBE_BLOCKS = 8
+_PROBE_TOKENS = 64
+_PROBE_CONTEXT = 1024
+_PROBE_ID = -1  # of the sequence and of the steps; the scheduler's begin at 0
+
+
+def open_host_tier(
+    config: EngineConfig, kv: KVStore, runner: ModelRunner
+) -> tuple[HostTierPlan, HostStore] | None:
+    """Return the tier that the configuration asks for, or None: it asks for none, or it cannot be had.
+
+    Raises ConfigError for a `kv_cache_file` that is not this engine's.
+    """
+    cache = config.cache
+    slot_bytes = kv.size_bytes // kv.num_blocks
+    num_slots = cache.swap_space_bytes // (slot_bytes + TierFile.overhead_bytes(slot_bytes))
+    if num_slots == 0:
+        return None
+    kept: tuple[tuple[int, bytes], ...] = ()
+    try:
+        swap_out_s, swap_in_s = _measure_moves(cache.swap_dir, kv)
+        if cache.kv_cache_file is None:
+            store = TierFile.temporary(cache.swap_dir, slot_bytes)
+        else:
+            identity = tier_identity(config)
+            store = TierFile.lasting(cache.kv_cache_file, slot_bytes, num_slots, identity)
+            kept = tuple(store.kept)
+    except OSError as error:
+        logger.warning(
+            "host tier: %s cannot be written: %s. Starting without it: prefixes that are evicted and "
+            "sequences that are preempted are computed again. Free disk space, choose another "
+            "swap_dir, or set swap_space to 0",
+            cache.kv_cache_file or cache.swap_dir,
+            error.strerror or error,
+        )
+        return None
+    token_s, context_s = _measure_computing(config, kv, runner)
+    costs = MoveCosts(
+        swap_out_s=swap_out_s,
+        swap_in_s=swap_in_s,
+        compute_token_s=token_s,
+        compute_context_s=context_s,
+    )
+    plan = HostTierPlan(
+        num_slots=num_slots, slot_bytes=slot_bytes, place=store.place, costs=costs, kept=kept
+    )
+    return plan, store
+
+
+def _measure_moves(folder: str, kv: KVStore) -> tuple[float, float]:
+    """Return the seconds that a block takes out to a file in `folder`, and in again."""
+    probe = TierFile.temporary(folder, kv.size_bytes // kv.num_blocks)
+    out, into = [], []
+    for slot in range(min(_PROBE_BLOCKS, kv.num_blocks)):
+        parts = kv.block_bytes(slot)
+        start = time.perf_counter()
+        probe.write(slot, None, parts)
+        written = time.perf_counter()
+        probe.read(slot, parts)
+        out.append(written - start)
+        into.append(time.perf_counter() - written)
+    probe.close()
+    # The first move opens the file and touches what is touched once; others may be disturbed.
+    return sorted(out)[len(out) // 2], sorted(into)[len(into) // 2]
+
+
+def _measure_computing(
+    config: EngineConfig, kv: KVStore, runner: ModelRunner
+) -> tuple[float, float]:
+    """Return what a token costs at a prompt's beginning, and what each token before it adds, in seconds."""
+    room = min(config.model.max_model_len, kv.num_blocks * kv.block_size)
+    tokens = min(_PROBE_TOKENS, config.scheduler.max_num_batched_tokens, room)
+    context = min(_PROBE_CONTEXT, room - tokens)
+    first = min(_share_s(kv, runner, 0, tokens), _share_s(kv, runner, 0, tokens))
+    if context == 0:
+        return first / tokens, 0.0
+    later = _share_s(kv, runner, context, tokens)
+    context_s = max(0.0, later - first) / (tokens * context)
+    return max(first / tokens - context_s * tokens / 2, 0.0), context_s
+
+
+def _share_s(kv: KVStore, runner: ModelRunner, start: int, count: int) -> float:
+    """Return the seconds of computing positions [start, start + count) of one sequence."""
+    blocks = tuple(range(-(-(start + count) // kv.block_size)))
+    new = NewSequence(_PROBE_ID, "", (0,) * (start + count), start + count, 0, SamplingSpec())
+    share = ScheduledSequence(_PROBE_ID, start, count, 0, blocks, num_samples=0)
+    began = time.perf_counter()
+    runner.execute(SchedulerOutput(step_id=_PROBE_ID, scheduled=(share,), new_sequences=(new,)))
+    took = time.perf_counter() - began
+    runner.execute(SchedulerOutput(step_id=_PROBE_ID, scheduled=(), removed_seq_ids=(_PROBE_ID,)))
+    return took
