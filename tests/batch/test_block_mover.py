@@ -106,6 +106,7 @@ def test_full_disk_ends_the_tier_says_so_and_does_the_rest_of_the_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("pagemill"), "propagate", True)
+    caplog.set_level(logging.WARNING, logger="pagemill")
     store, host = numbered(), Shelf(room=2)
     host.write(8, None, store.block_bytes(3))
     mover = BlockMover(store, host)

@@ -69,6 +69,7 @@ def test_full_disk_at_start_is_said_and_the_engine_starts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(logging.getLogger("pagemill"), "propagate", True)
+    caplog.set_level(logging.WARNING, logger="pagemill")
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
