@@ -1,6 +1,6 @@
 """Time the native linear layer against the machine's own limits and against torch.
 
-    python -m benchmarks.ops.linear [--threads 1] [--isa avx2] [--seconds 0.15] [--rows 1,4,16] [--dtypes bfloat16]
+    python -m benchmarks.ops.linear [--threads 1] [--isa avx2] [--seconds 0.3] [--rows 1,4,16] [--dtypes bfloat16]
 
 Each line is one matrix of a model: for each number of rows the weight bytes read a second as a share of
 this machine's streaming bandwidth, the operations a second as a share of its register-only peak, and the
@@ -76,8 +76,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--isa", default=None)
-    parser.add_argument("--seconds", type=float, default=0.15)
-    parser.add_argument("--rows", default="1,4,16,64,512,2048")
+    parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256,512,1024,2048")
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--models", default=",".join(SHAPES))
     arguments = parser.parse_args()

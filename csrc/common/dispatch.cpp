@@ -71,7 +71,8 @@ Features detect() {
   const bool avx2 = bit(one.c, 12) && bit(seven.b, 5) && (saved & kYmm) == kYmm;  // FMA, AVX2
   const bool avx512 = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
                       bit(seven.b, 31) && (saved & kZmm) == kZmm;  // F, DQ, BW, VL
-  const bool amx = bit(seven.d, 24) && bit(seven.d, 22) && (saved & kTiles) == kTiles;
+  const bool amx = bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25) &&
+                   (saved & kTiles) == kTiles;  // bf16, tile, int8
   found.set(Isa::avx2, avx2 && PAGEMILL_HAVE_AVX2);
   found.set(Isa::avx2_vnni, bit(seven_one.a, 4) && PAGEMILL_HAVE_AVX2_VNNI);
   found.set(Isa::avx512, avx512 && PAGEMILL_HAVE_AVX512);

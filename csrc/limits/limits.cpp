@@ -14,7 +14,8 @@ using namespace limits_detail;
 using KernelsFn = const Kernels* (*)();
 constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels),
                                       PAGEMILL_IF_AVX512(avx512_kernels),
-                                      PAGEMILL_IF_AVX512_BF16(avx512_bf16_kernels), nullptr}};
+                                      PAGEMILL_IF_AVX512_BF16(avx512_bf16_kernels),
+                                      PAGEMILL_IF_AMX(amx_kernels)}};
 
 }  // namespace
 

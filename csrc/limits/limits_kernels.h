@@ -14,5 +14,6 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_bf16_kernels();
+const Kernels* amx_kernels();
 
 }  // namespace pagemill::limits_detail

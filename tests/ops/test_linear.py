@@ -258,6 +258,23 @@ def test_trapped_code_runs_tile_instructions(
     assert count == 6 + 6 + 2 * (6 + 7) + 2
 
 
+@pytest.mark.parametrize("kind", SOFTWARE.values())
+def test_the_peak_of_tiles_counts_what_is_done(
+    kind: str, amx_libraries: dict[str, AmxLibrary], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    library = in_software(kind, amx_libraries, tmp_path_factory)
+    library.set_num_threads(1)
+    if not library.trapped:
+        assert library.peak_flops(3) == 3 * 4 * 2 * 16 * 16 * 32
+        return
+    library.install_traps()
+    before = library.count_traps()
+    done, count = library.peak_flops(3), library.count_traps() - before
+    library.remove_traps()
+    assert done == 3 * 4 * 2 * 16 * 16 * 32
+    assert count == 1 + 8 + 3 * 4 + 1  # configure, zero, multiply, release
+
+
 def test_a_row_outside_the_matrix_is_refused() -> None:
     weight = packed(draw(5, 8))
     for wrong in (-1, 5):

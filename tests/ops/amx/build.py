@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("linear/linear", "linear/linear_pack", "linear/linear_copy", "linear/linear_ref")
+SOURCES = (
+    "common/parallel", "linear/linear", "linear/linear_pack", "linear/linear_copy",
+    "linear/linear_ref", "limits/limits", "limits/limits_ref",
+)  # fmt: skip
+AMX_SOURCES = ("linear/linear_amx", "limits/limits_amx")
 # As CMakeLists.txt has them.
 AMX_SETS = (
     "avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16",
@@ -42,12 +46,17 @@ class AmxLibrary:
             function = self._library[f"amx_{name}"]
             function.argtypes, function.restype = arguments, ctypes.c_char_p
             setattr(self, name, self._guarded(function))
+        self._library.amx_peak_flops.restype = ctypes.c_double
         if trapped:
             self._library.amx_count_traps.restype = ctypes.c_uint64
 
     def set_num_threads(self, count: int) -> None:
         """Set the threads of its parallel regions."""
         self._library.amx_set_num_threads(count)
+
+    def peak_flops(self, rounds: int) -> float:
+        """Return the operations done by so many rounds of products in registers."""
+        return float(self._library.amx_peak_flops(ctypes.c_int64(rounds)))
 
     def install_traps(self) -> None:
         """Carry out tile instructions in software from now on."""
@@ -84,26 +93,17 @@ def build(folder: Path, kind: str) -> AmxLibrary:
         _need_trappable()
     flags = [*COMMON, f"-I{ROOT / 'csrc'}"]
     own = [] if trapped else ["-DPAGEMILL_EMULATED_TILES"]
-    tiles = folder / f"{kind}_amx.o"
-    source = ROOT / "csrc/linear/linear_amx.cpp"
-    _run(
-        [
-            compiler,
-            *flags,
-            *([f"-m{name}" for name in AMX_SETS] if trapped else own),
-            "-c",
-            str(source),
-            "-o",
-            str(tiles),
-        ]
-    )
-    files = [ROOT / f"csrc/{name}.cpp" for name in SOURCES] + [ROOT / "csrc/common/parallel.cpp"]
+    sets = [f"-m{name}" for name in AMX_SETS] if trapped else own
+    tiles = [folder / f"{kind}_{name.replace('/', '_')}.o" for name in AMX_SOURCES]
+    for name, made in zip(AMX_SOURCES, tiles, strict=True):
+        _run([compiler, *flags, *sets, "-c", str(ROOT / f"csrc/{name}.cpp"), "-o", str(made)])
+    files = [ROOT / f"csrc/{name}.cpp" for name in SOURCES]
     files += [Path(__file__).with_name("library.cpp")]
     if trapped:
         files += [Path(__file__).with_name("traps.cpp")]
     library = folder / f"{kind}.so"
     _run(
-        [compiler, *flags, *own, "-shared", "-Wl,-Bsymbolic", *map(str, files), str(tiles),
+        [compiler, *flags, *own, "-shared", "-Wl,-Bsymbolic", *map(str, files + tiles),
          "-o", str(library)]
     )  # fmt: skip
     return AmxLibrary(library, trapped=trapped)

@@ -9,6 +9,8 @@
 
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "limits/limits.h"
+#include "limits/limits_kernels.h"
 #include "linear/linear.h"
 #include "linear/linear_kernels.h"
 
@@ -21,6 +23,12 @@ namespace linear_detail {
 const Kernels* avx512_bf16_kernels(Dtype dtype) { return portable_kernels(dtype); }
 
 }  // namespace linear_detail
+
+namespace limits_detail {
+
+const Kernels* avx512_bf16_kernels() { return portable_kernels(); }
+
+}  // namespace limits_detail
 }  // namespace pagemill
 
 namespace {
@@ -44,6 +52,8 @@ const char* guarded(const Body& body) {
 extern "C" {
 
 void amx_set_num_threads(int count) { pagemill::set_num_threads(count); }
+
+double amx_peak_flops(int64_t rounds) { return pagemill::peak_flops(1, rounds); }
 
 const char* amx_pack_linear(uintptr_t weight, int64_t rows, int64_t k, int64_t stride,
                             uintptr_t packed, int64_t tile_first, int64_t tile_step, int dtype) {
