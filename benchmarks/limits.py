@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from pagemill import native
+from pagemill.device.host_memory import lazy_zeros
 
 _READ_BYTES = 400_000_000  # far more than any cache holds
 _FLOP_ROUNDS = 1_000_000
@@ -32,7 +33,8 @@ class LimitsMeter:
 
     def __init__(self, threads: int) -> None:
         native.required().set_num_threads(threads)
-        self._memory = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+        # In pages as weights have them.
+        self._memory = lazy_zeros((_READ_BYTES // 8,), torch.int64).fill_(1)
 
     def measure(self) -> Limits:
         """Return the limits at this moment; takes about a second."""

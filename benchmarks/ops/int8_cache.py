@@ -9,13 +9,12 @@ over a bfloat16 cache and over an int8 cache, and how many times as fast the sec
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
 
 from benchmarks.ops.attention import BLOCK_SIZE, LLAMA, SPEC, WINDOW, make_batch
-from benchmarks.ops.int8 import in_turn
+from benchmarks.ops.setting import Setting, in_turn
 from pagemill import native
 from pagemill.attention.base import AttentionBatch, AttentionSpec
 from pagemill.attention.cpu import CPUAttention
@@ -56,6 +55,7 @@ def main() -> None:
     torch.set_num_threads(1)
     native.required().set_num_threads(1)
     print(native.describe())
+    setting = Setting(threads=1, seconds=arguments.seconds, rows=(), shapes={})
     cases = [
         ("decode 64 x 300", SPEC, make_batch([299] * 64, [1] * 64)),
         ("decode 1 x 8000", SPEC, make_batch([7999], [1])),
@@ -70,7 +70,7 @@ def main() -> None:
         if not name.startswith(arguments.only):
             continue
         calls = [make_call(spec, batch, cache) for cache in (torch.bfloat16, torch.int8)]
-        wide, narrow = in_turn(calls, arguments.seconds, time.thread_time)
+        wide, narrow = in_turn(calls, setting)
         print(f"{name:28} {wide * 1e3:9.3f} ms {narrow * 1e3:9.3f} ms  x{wide / narrow:.2f}")
 
 

@@ -2,23 +2,27 @@
 
     python -m benchmarks.ops.quant [--threads 1] [--isa avx2] [--seconds 0.2] [--rows 1,4,16,64,512] [--formats int4,int8]
 
-Each line is one matrix of Llama-3.2-1B and one format; for each number of rows: how many times as fast as the
+Each line is one matrix of a model and one format; for each number of rows: how many times as fast as the
 bfloat16 layer, and the packed bytes read a second as a share of this machine's streaming bandwidth,
-measured in the same run. Weights come from memory: as many copies as fill 300 MB are used in turn.
+measured in the same run. Weights come from memory: as many copies as fill 200 MB are used in turn.
 Times are minima; with one thread of its CPU time.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from benchmarks.ops.linear import SHAPES, shortest
-from pagemill import native
+from benchmarks.ops.setting import (
+    COPIES_BYTES,
+    Setting,
+    heading,
+    in_turn,
+    make_parser,
+    settle,
+    streaming_bandwidth,
+)
+from pagemill.device.host_memory import lazy_zeros
 from pagemill.env import shorten_idle_spinning
 from pagemill.ops import cpu as dense
 from pagemill.ops.cpu_quant import NativeProduct
@@ -35,7 +39,6 @@ FORMATS = {
     "int8-row": ("int8", 1 << 20, "none"),
     "fp8": ("fp8", 128, "none"),
 }
-_COPIES_BYTES = 300_000_000
 
 
 def made_up(name: str, n: int, k: int) -> PackedMatrix:
@@ -51,85 +54,67 @@ def made_up(name: str, n: int, k: int) -> PackedMatrix:
     return pack(codes, scales, codec=codec, group=group, mins=mins, zeros=zeros)
 
 
-def streaming_bandwidth(clock: Callable[[], float]) -> float:
-    """Return the bytes a second that this machine reads from memory."""
-    size = 400_000_000
-    memory = torch.ones(size // 8, dtype=torch.int64)
-    module = native.required()
-    return size / shortest(lambda _: module.read_memory(memory.data_ptr(), size), 1.0, clock)
-
-
-def measure(
-    shape: tuple[int, int], names: list[str], rows: list[int], bandwidth: float, seconds: float,
-    clock: Callable[[], float],
-) -> None:  # fmt: skip
+def measure(shape: tuple[int, int], names: list[str], bandwidth: float, setting: Setting) -> None:
     """Print one shape's figures."""
     n, k = shape
     plain: list[Tensor] = []
-    for _ in range(max(1, _COPIES_BYTES // (2 * n * k))):
-        packed = torch.empty(dense.packed_shape(n, k, torch.bfloat16), dtype=torch.bfloat16)
+    for _ in range(max(1, COPIES_BYTES // (2 * n * k))):
+        packed = lazy_zeros(dense.packed_shape(n, k, torch.bfloat16), torch.bfloat16)
         dense.pack_linear((torch.rand(n, k) - 0.5).bfloat16(), packed)
         plain.append(packed)
     for name in names:
-        first = made_up(name, n, k)
-        size = first.size_bytes()
-        products = [NativeProduct(first)]
-        for _ in range(_COPIES_BYTES // size):
-            copies = {key: tensor.clone() for key, tensor in first.tensors().items()}
-            products.append(
-                NativeProduct(
-                    PackedMatrix(
-                        first.format, n, k, 1, copies["codes"], copies["scales"],
-                        copies.get("offsets"), copies["multipliers"],
-                    )
-                )
-            )  # fmt: skip
+        products = copies_of(made_up(name, n, k))
+        size = products[0].matrix.size_bytes()
         parts = []
-        for m in rows:
+        for m in setting.rows:
             x = (torch.rand(m, k) - 0.5).bfloat16()
-            ours = theirs = float("inf")
-            for _ in range(3):
-                took = shortest(
+            ours, theirs = in_turn(
+                [
                     lambda i: products[i % len(products)].apply(x),  # noqa: B023
-                    seconds / 3, clock,
-                )  # fmt: skip
-                ours = min(ours, took)
-                took = shortest(
                     lambda i: dense.linear(x, plain[i % len(plain)], n),  # noqa: B023
-                    seconds / 3, clock,
-                )  # fmt: skip
-                theirs = min(theirs, took)
+                ],
+                setting,
+            )
             parts.append(f"{m:>5}: x{theirs / ours:4.2f} {size / ours / bandwidth:4.0%}")
         print(f"  {n:>6} x {k:<5} {name:<10} " + " |".join(parts), flush=True)
 
 
+def copies_of(matrix: PackedMatrix) -> list[NativeProduct]:
+    """Return as many copies as fill memory, where an engine puts them."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        return lazy_zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+    products = []
+    for _ in range(max(1, COPIES_BYTES // matrix.size_bytes())):
+        tensors = {name: copy(tensor) for name, tensor in matrix.tensors().items()}
+        products.append(
+            NativeProduct(
+                PackedMatrix(
+                    matrix.format, matrix.out_features, matrix.in_features, 1, tensors["codes"],
+                    tensors["scales"], tensors.get("offsets"), tensors["multipliers"],
+                )
+            )
+        )  # fmt: skip
+    return products
+
+
 def main() -> None:
     """Measure the bandwidth, then every shape."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--isa", default=None)
-    parser.add_argument("--seconds", type=float, default=0.2)
-    parser.add_argument("--rows", default="1,4,16,64,512")
+    parser = make_parser(__doc__, rows="1,4,16,64,512")
     parser.add_argument("--formats", default="int4,int8,fp8")
-    parser.add_argument("--shapes", default="", help="such as 2048x2048,2048x8192")
+    parser.add_argument("--shapes", default="", help="instead of models, such as 2048x2048")
     arguments = parser.parse_args()
-    module = native.required()
-    if arguments.isa:
-        native.use_isa(arguments.isa)
-    torch.set_num_threads(arguments.threads)
-    module.set_num_threads(arguments.threads)
-    clock = time.thread_time if arguments.threads == 1 else time.perf_counter
-    bandwidth = streaming_bandwidth(clock)
-    print(
-        f"{module.active_isa()}, {arguments.threads} threads: streaming {bandwidth / 1e9:.1f} GB/s\n"
-        "rows: times as fast as bfloat16, share of the streaming bandwidth"
-    )
-    shapes = [tuple(map(int, s.split("x"))) for s in arguments.shapes.split(",") if s]
-    for shape in shapes or dict.fromkeys(SHAPES["Llama-3.2-1B"]):
-        measure(
-            (shape[0], shape[1]), arguments.formats.split(","),
-            [int(word) for word in arguments.rows.split(",")], bandwidth, arguments.seconds, clock,
-        )  # fmt: skip
+    setting = settle(arguments)
+    bandwidth = streaming_bandwidth(setting)
+    print(heading("packed weights", setting, bandwidth))
+    print("rows: times as fast as bfloat16, share of the streaming bandwidth")
+    given = [tuple(map(int, s.split("x"))) for s in arguments.shapes.split(",") if s]
+    shapes = {"": tuple((n, k) for n, k in given)} if given else setting.shapes
+    for model, of_model in shapes.items():
+        print(model)
+        for shape in of_model:
+            measure(shape, arguments.formats.split(","), bandwidth, setting)
 
 
 if __name__ == "__main__":

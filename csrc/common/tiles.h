@@ -10,6 +10,8 @@
 //   T::store<C>(to, stride)
 //   T::dot_bf16<C, A, B>()            C += A @ B: rows of A are pairs along k, row r of B the pairs
 //                                     (2r, 2r + 1) of all columns
+//   T::dot_bytes<C, A, B>()           the same in int32: rows of A are signed bytes in fours along k, row
+//                                     r of B unsigned ones, those of k = 4r..4r + 3 of all columns
 #pragma once
 
 #include <cstdint>
@@ -68,6 +70,10 @@ struct Tiles {
   template <int C, int A, int B>
   static inline void dot_bf16() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  }
+  template <int C, int A, int B>
+  static inline void dot_bytes() {
+    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
 };
 

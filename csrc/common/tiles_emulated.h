@@ -1,5 +1,5 @@
 // The tile registers of AMX in plain C++, after the operation sections of Intel's Software Developer's
-// Manual, volume 2 (LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS). For tests on machines without
+// Manual, volume 2 (LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS, TDPBSUD). For tests on machines without
 // AMX; what the instructions would answer with a fault ends the process and says why.
 #pragma once
 
@@ -58,14 +58,27 @@ class TileRegisters {
       std::memcpy(static_cast<char*>(to) + r * stride, data_[tile][r], row_bytes_[tile]);
   }
 
+  // c += a @ b, signed bytes times unsigned ones; int32 sums wrap around.
+  void dot_bytes(int c, int a, int b) {
+    need_operands(c, a, b);
+    const int fours = row_bytes_[a] / 4, columns = row_bytes_[c] / 4;
+    for (int m = 0; m < rows_[c]; ++m) {
+      uint32_t total[16] = {};
+      std::memcpy(total, data_[c][m], row_bytes_[c]);
+      for (int k = 0; k < fours; ++k)
+        for (int n = 0; n < columns; ++n)
+          for (int i = 0; i < 4; ++i)
+            total[n] += static_cast<uint32_t>(static_cast<int8_t>(data_[a][m][4 * k + i]) *
+                                              data_[b][k][4 * n + i]);
+      std::memset(data_[c][m], 0, sizeof data_[c][m]);
+      std::memcpy(data_[c][m], total, row_bytes_[c]);
+    }
+  }
+
   // c += a @ b. Of each sum, the first and the second numbers of the pairs are added up apart, from
   // zero, by fused multiply-adds in the order of k; then the two, and then c.
   void dot_bf16(int c, int a, int b) {
-    check(c), check(a), check(b);
-    need(c != a && c != b && a != b, "the three tiles differ");
-    need(rows_[c] == rows_[a] && row_bytes_[c] == row_bytes_[b], "the sums fit the operands");
-    need(row_bytes_[a] % 4 == 0 && row_bytes_[c] % 4 == 0 && row_bytes_[a] / 4 == rows_[b],
-         "the operands fit each other");
+    need_operands(c, a, b);
     const int pairs = row_bytes_[a] / 4, columns = row_bytes_[c] / 4;
     float weights[16][2][16] = {};
     for (int k = 0; k < pairs; ++k)
@@ -95,6 +108,14 @@ class TileRegisters {
   }
   void check(int tile) const {
     need(configured_ && tile >= 0 && tile < 8 && rows_[tile] > 0, "a tile in use is configured");
+  }
+
+  void need_operands(int c, int a, int b) const {
+    check(c), check(a), check(b);
+    need(c != a && c != b && a != b, "the three tiles differ");
+    need(rows_[c] == rows_[a] && row_bytes_[c] == row_bytes_[b], "the sums fit the operands");
+    need(row_bytes_[a] % 4 == 0 && row_bytes_[c] % 4 == 0 && row_bytes_[a] / 4 == rows_[b],
+         "the operands fit each other");
   }
 
   // Numbers below the normal ones count as zero, on the way in and on the way out.
@@ -159,6 +180,10 @@ struct EmulatedTiles {
   template <int C, int A, int B>
   static void dot_bf16() {
     tile_registers().dot_bf16(C, A, B);
+  }
+  template <int C, int A, int B>
+  static void dot_bytes() {
+    tile_registers().dot_bytes(C, A, B);
   }
 };
 

@@ -10,7 +10,8 @@ namespace pagemill {
 // product and a sum are two). float32, or bfloat16 pairs where the path multiplies them.
 double peak_flops(int dtype, int64_t rounds);
 
-// Read bytes from `from`, split among the threads; returns their sum as words, so that none is skipped.
+// Read `bytes` (whole words of 8) from `from`, split among the threads, each reading several streams;
+// returns their sum as words, so that none is skipped.
 uint64_t read_memory(uintptr_t from, int64_t bytes);
 
 }  // namespace pagemill

@@ -3,6 +3,8 @@
 // kFlops 2.
 #pragma once
 
+#include <cstring>
+
 #include "limits/limits_kernels.h"
 
 namespace pagemill::limits_detail {
@@ -25,20 +27,30 @@ double run_flops(int64_t rounds) {
   return static_cast<double>(rounds) * V::kSums * V::kLanes * V::kFlops;
 }
 
+// Read four streams side by side, two lines of each in turn: together they come faster from memory than
+// one, and faster without software prefetches, which get in the way of the processor's own.
 inline uint64_t run_read(const char* from, int64_t bytes) {
   typedef uint64_t Words __attribute__((vector_size(64), aligned(8)));
-  Words sums[4] = {};
-  int64_t at = 0;
-  for (; at + 256 <= bytes; at += 256) {
-    __builtin_prefetch(from + at + 4096);
-    __builtin_prefetch(from + at + 4160);
-    __builtin_prefetch(from + at + 4224);
-    __builtin_prefetch(from + at + 4288);
-    for (int i = 0; i < 4; ++i) sums[i] += *reinterpret_cast<const Words*>(from + at + i * 64);
+  constexpr int kStreams = 4;
+  constexpr int64_t kTurn = 128;
+  const int64_t stream = bytes / (kStreams * kTurn) * kTurn;
+  Words sums[kStreams] = {};
+  for (int64_t at = 0; at < stream; at += kTurn) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kStreams; ++s) {
+      const char* here = from + s * stream + at;
+      sums[s] += *reinterpret_cast<const Words*>(here);
+      sums[s] += *reinterpret_cast<const Words*>(here + 64);
+    }
   }
   uint64_t total = 0;
   for (const Words& sum : sums)
     for (int lane = 0; lane < 8; ++lane) total += sum[lane];
+  for (int64_t at = stream * kStreams; at + 8 <= bytes; at += 8) {
+    uint64_t word;
+    std::memcpy(&word, from + at, sizeof word);
+    total += word;
+  }
   return total;
 }
 

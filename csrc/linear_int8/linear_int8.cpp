@@ -30,7 +30,7 @@ constexpr int64_t kMostK = 65536;
 using KernelsFn = const Kernels* (*)();
 constexpr Table<KernelsFn> kTable = {
     {portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels), PAGEMILL_IF_AVX512(avx512_kernels), nullptr,
-     nullptr, PAGEMILL_IF_AVX2_VNNI(avx2_vnni_kernels),
+     PAGEMILL_IF_AMX(amx_kernels), PAGEMILL_IF_AVX2_VNNI(avx2_vnni_kernels),
      PAGEMILL_IF_AVX512_VNNI(avx512_vnni_kernels)}};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -72,12 +72,28 @@ struct Call {
   }
 };
 
-// The rows of one chunk and their codes.
+// The rows of one chunk and their codes, and the groups that they are multiplied in.
 struct Rows {
   int64_t start, count;
-  const char* codes;  // [count] rows of row_bytes
+  int64_t unit, units;  // groups begin at multiples of `unit`
+  int64_t groups;
+  const char* codes;  // [padded()] rows of row_bytes
   const RowScale* scales;
+
+  int64_t padded() const { return unit * units; }
+  int64_t group_rows() const { return ceil_div(units, groups) * unit; }  // of the largest
+  int64_t group_start(int64_t group) const { return part_start(units, groups, group) * unit; }
 };
+
+Rows make_rows(const Kernels& kernels, int64_t start, int64_t count) {
+  Rows rows{start, count, count, 1, 1, nullptr, nullptr};
+  if (count > kernels.alone_rows) {
+    rows.unit = kernels.row_unit;
+    rows.units = ceil_div(count, rows.unit);
+    rows.groups = ceil_div(rows.padded(), kernels.max_rows);
+  }
+  return rows;
+}
 
 void make_codes(const Call& call, int64_t start, int64_t first, int64_t last, char* codes,
                 RowScale* scales, int8_t* bytes) {
@@ -146,14 +162,13 @@ void run_block(const Kernels& kernels, const Block& block, int m, int tiles) {
 // column group are read side by side: several streams come faster from memory than one.
 void run_tiles(const Call& call, const Rows& rows, int32_t* c, int64_t first, int64_t last) {
   const Kernels& kernels = *call.kernels;
-  const int64_t groups =
-      rows.count <= kernels.alone_rows ? 1 : ceil_div(rows.count, kernels.max_rows);
-  const int64_t most = kernels.max_tiles[ceil_div(rows.count, groups)];
+  const int64_t groups = rows.groups, most = kernels.max_tiles[rows.group_rows()];
   const int64_t unit = call.tiles_per_feature;  // both tiles of a gated pair are in one group
   const int64_t widest = most < unit ? unit : most / unit * unit;
   const int64_t units = (last - first) / unit, columns = ceil_div(units, widest / unit);
   const int64_t steps = ceil_div(call.k_tiles, kTilesOfK);
   const int64_t b_stride = call.k_tiles * kTileBytes, step_bytes = call.kernels->words ? 128 : 64;
+  if (kernels.begin != nullptr) kernels.begin(rows.padded());
   for (int64_t column = 0; column < columns; ++column) {
     const int64_t tile = first + part_start(units, columns, column) * unit;
     const int64_t end = first + part_start(units, columns, column + 1) * unit;
@@ -165,8 +180,8 @@ void run_tiles(const Call& call, const Rows& rows, int32_t* c, int64_t first, in
       const int64_t ahead =
           step + 1 < steps ? k_tiles * kTileBytes : tiles * b_stride - kt * kTileBytes;
       for (int64_t group = 0; group < groups; ++group) {
-        const int64_t row = part_start(rows.count, groups, group);
-        const int m = static_cast<int>(part_start(rows.count, groups, group + 1) - row);
+        const int64_t row = rows.group_start(group);
+        const int m = static_cast<int>(rows.group_start(group + 1) - row);
         int32_t* sums = c + (steps == 1 ? 0 : row * tiles * kTile);
         const Block block{rows.codes + row * call.row_bytes() + kt * step_bytes,
                           call.row_bytes(),
@@ -180,18 +195,24 @@ void run_tiles(const Call& call, const Rows& rows, int32_t* c, int64_t first, in
                           part_start(k_tiles, groups, group),
                           part_start(k_tiles, groups, group + 1)};
         run_block(kernels, block, m, tiles);
-        if (step + 1 == steps) finish(call, rows, sums, row, m, tile, tiles);
+        if (step + 1 == steps) {
+          const int exist = static_cast<int>(min(m, rows.count - row));
+          finish(call, rows, sums, row, exist, tile, tiles);
+        }
       }
     }
   }
+  if (kernels.end != nullptr) kernels.end();
 }
 
 void run_chunk(const Call& call, Scratch& scratch, int64_t start, int64_t count) {
   const int64_t threads = num_threads();
-  const int64_t codes_bytes = count * call.row_bytes();
+  Rows rows = make_rows(*call.kernels, start, count);
+  const int64_t codes_bytes = rows.padded() * call.row_bytes();
   const int64_t scales_bytes = ceil_div(count * int64_t{sizeof(RowScale)}, 64) * 64;
   const int64_t own_bytes = call.kernels->words ? ceil_div(call.padded(), 64) * 64 : 0;
-  const int64_t c_ints = (call.k_tiles > kTilesOfK ? count : kMaxRows) * kMaxTiles * kTile;
+  const int64_t c_rows = call.k_tiles > kTilesOfK ? rows.padded() : int64_t{kMaxRows};
+  const int64_t c_ints = c_rows * kMaxTiles * kTile;
   char* codes = static_cast<char*>(scratch.get(codes_bytes + scales_bytes + threads * own_bytes +
                                                threads * c_ints * int64_t{sizeof(int32_t)}));
   RowScale* scales = reinterpret_cast<RowScale*>(codes + codes_bytes);
@@ -206,7 +227,11 @@ void run_chunk(const Call& call, Scratch& scratch, int64_t start, int64_t count)
   } else {
     parallel_for(count, 8, make);
   }
-  const Rows rows{start, count, codes, scales};
+  // Rows that fill up the last group: nobody looks at their sums.
+  std::memset(codes + count * call.row_bytes(), 0,
+              static_cast<size_t>((rows.padded() - count) * call.row_bytes()));
+  rows.codes = codes;
+  rows.scales = scales;
   parallel_for(call.n_tiles, call.tiles_per_feature, [&](int64_t first, int64_t last) {
     run_tiles(call, rows, c + part_index() * c_ints, first, last);
   });
@@ -393,7 +418,9 @@ void linear_int8(uintptr_t x, int64_t x_stride, int64_t m, int dtype, int roundi
                   unit};
   thread_local Scratch scratch;
   const int64_t group = call.kernels->max_rows;
-  int64_t most = min(kMaxChunkRows, kScratchBytes / call.row_bytes()) / group * group;
+  int64_t most = call.kernels->cache_bytes / call.row_bytes();
+  if (most < call.kernels->least_chunk_rows) most = call.kernels->least_chunk_rows;
+  most = min(min(most, kMaxChunkRows), kScratchBytes / call.row_bytes()) / group * group;
   if (most < call.kernels->alone_rows) most = call.kernels->alone_rows;
   const int64_t chunks = ceil_div(m, most);
   for (int64_t i = 0; i < chunks; ++i) {

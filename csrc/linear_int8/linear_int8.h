@@ -10,7 +10,7 @@
 //
 //   [ceil(N/16)] [ceil(K/64)] [16 rows r] [16 outputs n] [4 bytes]     byte i: code[n][k + 4r + i] + 128
 //
-// Groups of four along K are what vpdpbusd multiplies and what an AMX tile of bytes holds. The 128
+// Groups of four along K are what vpdpbusd multiplies, and a tile is a tile of AMX. The 128
 // makes codes unsigned, as vpdpbusd wants one side; 128 times the row's sum of activation codes is
 // subtracted afterwards. Scales, and the codes' sums where zero points need them, are
 // [ceil(N/16) * 16] in the order of the tiles.

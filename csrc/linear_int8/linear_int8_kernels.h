@@ -14,9 +14,10 @@ using linear_detail::kTile;
 
 inline constexpr int64_t kTileBytes = 1024;  // 16 rows of 64 bytes
 inline constexpr int64_t kTileDepth = 64;    // k of a tile
-inline constexpr int kMaxRows = 12;          // of any path's row group
+inline constexpr int kMaxRows = 32;          // of any path's row group
 
-// One block of sums of products of codes: c[rows, tiles * 16] = (accumulate ? c : 0) + a @ b.
+// One block of sums of products of codes: c[rows, tiles * 16] = (accumulate ? c : 0) + a @ b. a and c have
+// as many rows as the row unit asks for.
 struct Block {
   const char* a;  // [rows] of activation codes, in bytes or words
   int64_t a_stride;  // bytes
@@ -66,6 +67,12 @@ using MicroFn = void (*)(const Block&);
 struct Kernels {
   int max_rows;                 // of a row group, where there are several
   int alone_rows;               // of one that is the only one
+  // Of several row groups each begins at a multiple of this, and the last is filled up to one.
+  int row_unit;
+  // Rows of a chunk: as many as fill cache_bytes of the outer caches, but for least_chunk_rows.
+  int64_t cache_bytes, least_chunk_rows;
+  void (*begin)(int64_t rows);  // before a thread's calls for a chunk of so many rows; may be null
+  void (*end)();
   int max_tiles[kMaxRows + 1];  // of a column group, by rows of the group
   bool words;                   // activation codes are words (w0, w2), (w1, w3) of each four
   MicroFn micro[kMaxRows + 1][kMaxTiles + 1];  // [rows][tiles]
@@ -80,5 +87,6 @@ const Kernels* avx2_kernels();
 const Kernels* avx2_vnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_vnni_kernels();
+const Kernels* amx_kernels();
 
 }  // namespace pagemill::linear_int8_detail

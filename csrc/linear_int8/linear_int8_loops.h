@@ -235,6 +235,8 @@ const Kernels* make_kernels() {
     Kernels k{};
     k.max_rows = V::kMaxRowGroup;
     k.alone_rows = V::kAloneRows;
+    k.row_unit = 1;
+    k.cache_bytes = int64_t{8} << 20;
     k.words = V::kWords;
     k.quantize = quantize;
     k.scale = scale_block;

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from pagemill import native
-from pagemill.device.host_memory import lazy_zeros
 from pagemill.errors import CheckpointError
 from pagemill.ops.packed import PackedFormat, PackedMatrix, fill
 from pagemill.quant.base import LinearShape
-from pagemill.quant.none import Unquantized
 from pagemill.quant.packed import PackedLayers, keep, parts_of, unfilled_for
+from pagemill.quant.while_loading import QuantizedWhileLoading
 
 GROUP = 32
 # Found by going to and fro between the best scales of 6,000 groups of normal numbers and the mean of the
@@ -34,17 +33,11 @@ _SIZES = (0.88, 0.95, 1.0, 1.06)
 _SLICE_ELEMENTS = 1 << 23
 
 
-class Int4(Unquantized):
-    """Filled like the plain format; `finish` replaces `weight` by packed codes and scales."""
+class Int4(QuantizedWhileLoading):
+    """Codes of 4 bits and the scales of their groups."""
 
     def __init__(self) -> None:
-        self._packed = PackedLayers()
-
-    def allocate(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the unfilled matrix in pages of its own, which the system gets back when it is packed."""
-        if device.type == "meta":
-            return super().allocate(shape, dtype, device)
-        return lazy_zeros(shape, dtype)
+        super().__init__(PackedLayers())
 
     def finish(self, layer: nn.Module) -> None:
         """Quantize the rows of a layer and let go of them."""
@@ -58,31 +51,6 @@ class Int4(Unquantized):
                 quantize_rows(rows, matrix, part)
         keep(layer, matrix, weight.dtype)
         layer.register_parameter("weight", None)
-
-    def apply(
-        self,
-        layer: nn.Module,
-        x: Tensor,
-        *,
-        residual: Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """See `PackedLayers.apply`."""
-        return self._packed.apply(layer, x, residual=residual, out_dtype=out_dtype)
-
-    def apply_gated(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """See `PackedLayers.apply_gated`."""
-        return self._packed.apply_gated(layer, x)
-
-    def gated_outputs(self, gate: str) -> int:
-        """See `PackedLayers.gated_outputs`."""
-        return self._packed.gated_outputs(gate)
-
-    def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
-        """Look the rows up: in the codes, if the matrix is also a head."""
-        if cast("Tensor | None", layer.weight) is not None:
-            return super().rows(layer, ids)
-        return self._packed.rows(layer, ids)
 
 
 def quantize_rows(weight: Tensor, matrix: PackedMatrix, part: int = 0) -> None:

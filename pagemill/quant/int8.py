@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from pagemill import native
-from pagemill.device.host_memory import lazy_zeros
 from pagemill.errors import CheckpointError
 from pagemill.ops import reference as ops
 from pagemill.ops.reference import PER_ROW, Int8Rounding
 from pagemill.quant.base import LinearShape
-from pagemill.quant.none import Unquantized, activation_outputs
+from pagemill.quant.none import activation_outputs
+from pagemill.quant.while_loading import QuantizedWhileLoading
 
 MAX_IN_FEATURES = 65536  # of exact sums in 32 bits
 
@@ -140,9 +140,9 @@ class Int8Layers:
         """Count the result alone where the gate is fused."""
         return 1 if self.store.fuses(gate) else 2 + activation_outputs(gate)
 
-    def rows(self, layer: nn.Module, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return rows ids [count] int64 of the matrix, [count, in_features]: codes times scales."""
-        return self.store.rows(_weights(layer), ids, dtype)
+    def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
+        """Return rows ids [count] int64 of the matrix, codes times scales in the layer's `row_dtype`."""
+        return self.store.rows(_weights(layer), ids, cast(torch.dtype, layer.row_dtype))
 
     @staticmethod
     def _keep(
@@ -155,24 +155,12 @@ class Int8Layers:
         vars(layer)["int8"] = Int8Weights(codes, scales, sums, _shape(layer), bias, how)
 
 
-class Int8(Unquantized):
-    """Filled like the plain format; `finish` replaces `weight` by int8 codes and scales."""
+class Int8(QuantizedWhileLoading):
+    """Codes of 8 bits and a scale an output."""
 
     def __init__(self, store: Int8Store | None = None) -> None:
         self._layers = Int8Layers(store)
-
-    def create_weights(
-        self, layer: nn.Module, shape: LinearShape, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Register `weight` and `bias`; remember the dtype that rows are looked up in."""
-        super().create_weights(layer, shape, dtype, device)
-        vars(layer)["int8_dtype"] = dtype
-
-    def allocate(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the unfilled matrix in pages of its own, which the system gets back when it is packed."""
-        if device.type == "meta":
-            return super().allocate(shape, dtype, device)
-        return lazy_zeros(shape, dtype)
+        super().__init__(self._layers)
 
     def finish(self, layer: nn.Module) -> None:
         """Round the rows of a layer and let go of them."""
@@ -184,31 +172,6 @@ class Int8(Unquantized):
         else:
             self._layers.quantize(layer, weight)
         layer.register_parameter("weight", None)
-
-    def apply(
-        self,
-        layer: nn.Module,
-        x: Tensor,
-        *,
-        residual: Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """See `Int8Layers.apply`."""
-        return self._layers.apply(layer, x, residual=residual, out_dtype=out_dtype)
-
-    def apply_gated(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """See `Int8Layers.apply_gated`."""
-        return self._layers.apply_gated(layer, x)
-
-    def gated_outputs(self, gate: str) -> int:
-        """See `Int8Layers.gated_outputs`."""
-        return self._layers.gated_outputs(gate)
-
-    def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
-        """Look the rows up: in the codes, if the matrix is also a head."""
-        if cast("Tensor | None", layer.weight) is not None:
-            return super().rows(layer, ids)
-        return self._layers.rows(layer, ids, cast(torch.dtype, layer.int8_dtype))
 
 
 def _check_inputs(shape: LinearShape) -> None:

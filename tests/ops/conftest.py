@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from pagemill import native
+from tests.ops.amx.build import SOFTWARE, AmxLibraries
 
 needs_extension = pytest.mark.skipif(
     native.extension() is None, reason="pagemill._C is not built: run `make build`"
@@ -33,3 +35,27 @@ def use_isa(name: str) -> Iterator[str]:
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Force one instruction set; a path that the machine lacks is reported as a skip."""
     yield from use_isa(request.param)
+
+
+@pytest.fixture(scope="session")
+def amx_libraries(tmp_path_factory: pytest.TempPathFactory) -> AmxLibraries:
+    """Return what is built of the AMX paths in software."""
+    return AmxLibraries(tmp_path_factory.mktemp("amx"))
+
+
+def use_path(name: str, libraries: AmxLibraries, module: Any) -> Iterator[str]:
+    """Force one instruction set, or put AMX in software in place of the extension that `module` calls."""
+    kind = SOFTWARE.get(name)
+    if kind is None:
+        yield from use_isa(name)
+        return
+    library = libraries.of(kind)
+    library.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_C", library)
+        if not library.trapped:
+            yield name
+            return
+        library.install_traps()
+        yield name
+        library.remove_traps()

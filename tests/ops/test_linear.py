@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pagemill import native
 from pagemill.errors import ConfigError
-from tests.ops.amx.build import AmxLibrary, build
-from tests.ops.conftest import ALL_ISAS, needs_extension, use_isa
+from tests.ops.amx.build import SOFTWARE, AmxLibraries
+from tests.ops.conftest import ALL_ISAS, needs_extension, use_path
 
 if native.extension() is not None:
     from pagemill.ops import cpu as ops
@@ -31,45 +31,12 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 SIZES = st.integers(1, 200)
-SOFTWARE = {"amx_emulated": "emulated", "amx_trapped": "trapped"}
-
-
-@pytest.fixture(scope="module")
-def amx_libraries() -> dict[str, AmxLibrary]:
-    """Return what was built of the AMX path in software, by its kind."""
-    return {}
-
-
-def in_software(
-    kind: str, made: dict[str, AmxLibrary], folders: pytest.TempPathFactory
-) -> AmxLibrary:
-    """Return the AMX path in software, built once."""
-    if kind not in made:
-        made[kind] = build(folders.mktemp(kind), kind)
-    return made[kind]
 
 
 @pytest.fixture(params=[*ALL_ISAS, *SOFTWARE])
-def isa(
-    request: pytest.FixtureRequest,
-    amx_libraries: dict[str, AmxLibrary],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[str]:
-    """Force one instruction set, or put the AMX path in software in place of the extension."""
-    kind = SOFTWARE.get(request.param)
-    if kind is None:
-        yield from use_isa(request.param)
-        return
-    library = in_software(kind, amx_libraries, tmp_path_factory)
-    library.set_num_threads(1)
-    monkeypatch.setattr(ops, "_C", library)
-    if not library.trapped:
-        yield request.param
-        return
-    library.install_traps()
-    yield request.param
-    library.remove_traps()
+def isa(request: pytest.FixtureRequest, amx_libraries: AmxLibraries) -> Iterator[str]:
+    """Force one path, in software too."""
+    yield from use_path(request.param, amx_libraries, ops)
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -241,10 +208,8 @@ def test_packed_rows_come_back_bit_for_bit(
     assert torch.equal(ops.linear_rows(ids, packed(weight), n, k), weight[ids])
 
 
-def test_trapped_code_runs_tile_instructions(
-    amx_libraries: dict[str, AmxLibrary], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    library = in_software("trapped", amx_libraries, tmp_path_factory)
+def test_trapped_code_runs_tile_instructions(amx_libraries: AmxLibraries) -> None:
+    library = amx_libraries.of("trapped")
     x, w = draw(33, 64, dtype=torch.bfloat16), packed(draw(32, 64, seed=1, dtype=torch.bfloat16))
     out = torch.empty(33, 32)
     library.install_traps()
@@ -258,20 +223,22 @@ def test_trapped_code_runs_tile_instructions(
     assert count == 6 + 6 + 2 * (6 + 7) + 2
 
 
+@pytest.mark.parametrize(("peak", "depth"), [("peak_flops", 32), ("peak_int8_ops", 64)])
 @pytest.mark.parametrize("kind", SOFTWARE.values())
 def test_the_peak_of_tiles_counts_what_is_done(
-    kind: str, amx_libraries: dict[str, AmxLibrary], tmp_path_factory: pytest.TempPathFactory
+    kind: str, peak: str, depth: int, amx_libraries: AmxLibraries
 ) -> None:
-    library = in_software(kind, amx_libraries, tmp_path_factory)
+    library = amx_libraries.of(kind)
     library.set_num_threads(1)
+    measure = getattr(library, peak)
     if not library.trapped:
-        assert library.peak_flops(3) == 3 * 4 * 2 * 16 * 16 * 32
+        assert measure(3) == 3 * 4 * 2 * 16 * 16 * depth
         return
     library.install_traps()
     before = library.count_traps()
-    done, count = library.peak_flops(3), library.count_traps() - before
+    done, count = measure(3), library.count_traps() - before
     library.remove_traps()
-    assert done == 3 * 4 * 2 * 16 * 16 * 32
+    assert done == 3 * 4 * 2 * 16 * 16 * depth
     assert count == 1 + 8 + 3 * 4 + 1  # configure, zero, multiply, release
 
 

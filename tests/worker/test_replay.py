@@ -29,10 +29,11 @@ PLAIN = {"gpt2", "opt", "opt-post-norm", "gpt_neox", "gpt_neox-sequential"}
 class Steps:
     """One model, and the same steps through its own forward and through recordings."""
 
-    def __init__(self, name: str, dtype: str) -> None:
+    def __init__(self, name: str, dtype: str, quantization: str | None = None) -> None:
         config = model_config(
-            {"model_type": _model_type(name), **TINY[name].sizes}, load_format="dummy", dtype=dtype
-        )
+            {"model_type": _model_type(name), **TINY[name].sizes},
+            load_format="dummy", dtype=dtype, quantization=quantization,
+        )  # fmt: skip
         self.model = load_model(config, device=torch.device("cpu"), checkpoint=None, dense="native")
         self.vocab = config.shape.vocab_size
         self.backend = CPUAttention()
@@ -95,6 +96,18 @@ def test_a_replayed_step_has_the_plain_steps_bits(
         for pairs in zip(*steps.caches, strict=True)
         for ours, theirs in zip(*pairs, strict=True)
     )
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_models_are_replayed_with_and_without_a_head_of_their_own(
+    name: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 0)
+    steps = Steps(name, "bfloat16", quantization)
+    assert same(steps.run([7, 9], [0, 0], seed=0))
+    assert same(steps.run([5, 11], [7, 9], seed=1))
+    assert steps.replayed.recorded_counts == (16,)
 
 
 def test_steps_of_many_tokens_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

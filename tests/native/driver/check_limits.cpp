@@ -4,7 +4,7 @@
 namespace driver {
 
 void check_limits(Digest& digest) {
-  for (const size_t words : {size_t{32}, size_t{544}, size_t{5024}}) {  // whole blocks of 256 bytes
+  for (const size_t words : {size_t{3}, size_t{32}, size_t{545}, size_t{5029}}) {
     std::vector<uint64_t> memory(words);
     const uintptr_t from = reinterpret_cast<uintptr_t>(memory.data());
     const int64_t bytes = static_cast<int64_t>(words) * 8;

@@ -1,4 +1,4 @@
-"""Builds the linear layer's AMX path for a machine without AMX, and stands in for the extension with it."""
+"""Builds the linear layers' AMX paths for a machine without AMX, and stands in for the extension with them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SOURCES = (
     "common/parallel", "linear/linear", "linear/linear_pack", "linear/linear_copy",
-    "linear/linear_ref", "limits/limits", "limits/limits_ref",
+    "linear/linear_ref", "linear_int8/linear_int8", "linear_int8/linear_int8_ref", "limits/limits",
+    "limits/limits_ref",
 )  # fmt: skip
-AMX_SOURCES = ("linear/linear_amx", "limits/limits_amx")
+AMX_SOURCES = ("linear/linear_amx", "linear_int8/linear_int8_amx", "limits/limits_amx")
 # As CMakeLists.txt has them.
 AMX_SETS = (
     "avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16",
@@ -27,17 +28,23 @@ COMMON = (
     "-std=c++17", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
     "-DPAGEMILL_HAVE_AMX=1", *(f"-DPAGEMILL_HAVE_{name}=0" for name in ABSENT),
 )  # fmt: skip
-_INT, _SIZE = ctypes.c_int64, ctypes.c_size_t
+# Fixture parameters that name the two kinds of libraries.
+SOFTWARE = {"amx_emulated": "emulated", "amx_trapped": "trapped"}
+_INT, _SIZE, _SHORT = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
 _ARGUMENTS = {
-    "pack_linear": [_SIZE, _INT, _INT, _INT, _SIZE, _INT, _INT, ctypes.c_int],
-    "linear_rows": [_SIZE, _INT, _SIZE, _INT, _INT, _SIZE, ctypes.c_int],
-    "linear": [_SIZE, _INT, _INT, _SIZE, _INT, _INT, ctypes.c_int, _SIZE, _SIZE, _INT, _SIZE, _INT,
-               ctypes.c_int, ctypes.c_int],
+    "pack_linear": [_SIZE, _INT, _INT, _INT, _SIZE, _INT, _INT, _SHORT],
+    "linear_rows": [_SIZE, _INT, _SIZE, _INT, _INT, _SIZE, _SHORT],
+    "linear": [_SIZE, _INT, _INT, _SIZE, _INT, _INT, _SHORT, _SIZE, _SIZE, _INT, _SIZE, _INT,
+               _SHORT, _SHORT],
+    "pack_int8": [_SIZE, _INT, _INT, _INT, _SIZE, _SIZE, _SIZE, _SIZE, _INT, _INT],
+    "linear_int8_rows": [_SIZE, _INT, _SIZE, _SIZE, _INT, _INT, _SIZE, _SHORT],
+    "linear_int8": [_SIZE, _INT, _INT, _SHORT, _SHORT, ctypes.c_float, _SHORT, _SIZE, _SIZE, _SIZE,
+                    _INT, _INT, _SIZE, _SIZE, _INT, _SIZE, _INT, _SHORT, _SHORT],
 }  # fmt: skip
 
 
 class AmxLibrary:
-    """The functions of `pagemill._C` that the linear layer has, out of a library of its own."""
+    """The functions of `pagemill._C` that linear layers have, out of a library of its own."""
 
     def __init__(self, path: Path, *, trapped: bool) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -47,6 +54,7 @@ class AmxLibrary:
             function.argtypes, function.restype = arguments, ctypes.c_char_p
             setattr(self, name, self._guarded(function))
         self._library.amx_peak_flops.restype = ctypes.c_double
+        self._library.amx_peak_int8_ops.restype = ctypes.c_double
         if trapped:
             self._library.amx_count_traps.restype = ctypes.c_uint64
 
@@ -57,6 +65,10 @@ class AmxLibrary:
     def peak_flops(self, rounds: int) -> float:
         """Return the operations done by so many rounds of products in registers."""
         return float(self._library.amx_peak_flops(ctypes.c_int64(rounds)))
+
+    def peak_int8_ops(self, rounds: int) -> float:
+        """Return the operations done by so many rounds of products of bytes."""
+        return float(self._library.amx_peak_int8_ops(ctypes.c_int64(rounds)))
 
     def install_traps(self) -> None:
         """Carry out tile instructions in software from now on."""
@@ -78,6 +90,20 @@ class AmxLibrary:
                 raise ValueError(message.decode())
 
         return call
+
+
+class AmxLibraries:
+    """The libraries, each built when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, AmxLibrary] = {}
+
+    def of(self, kind: str) -> AmxLibrary:
+        """Return the library of a kind; see `build`."""
+        if kind not in self._made:
+            self._made[kind] = build(self._folder, kind)
+        return self._made[kind]
 
 
 def build(folder: Path, kind: str) -> AmxLibrary:

@@ -1,8 +1,8 @@
-// The linear layer with its AMX path alone, for machines that have none: a shared library for ctypes.
+// The linear layers with their AMX paths alone, for machines that have none: a shared library for ctypes.
 //
 // Built twice. With PAGEMILL_EMULATED_TILES tiles are plain C++. Without, linear_amx.cpp is compiled as
-// it is for a machine with AMX, and traps.cpp carries out its tile instructions. float32 takes the
-// portable loops.
+// it is for a machine with AMX, and traps.cpp carries out its tile instructions. What AMX paths take from
+// the paths before them is the portable one's.
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -13,6 +13,8 @@
 #include "limits/limits_kernels.h"
 #include "linear/linear.h"
 #include "linear/linear_kernels.h"
+#include "linear_int8/linear_int8.h"
+#include "linear_int8/linear_int8_kernels.h"
 
 namespace pagemill {
 
@@ -29,6 +31,12 @@ namespace limits_detail {
 const Kernels* avx512_bf16_kernels() { return portable_kernels(); }
 
 }  // namespace limits_detail
+
+namespace linear_int8_detail {
+
+const Kernels* avx512_vnni_kernels() { return portable_kernels(); }
+
+}  // namespace linear_int8_detail
 }  // namespace pagemill
 
 namespace {
@@ -54,6 +62,7 @@ extern "C" {
 void amx_set_num_threads(int count) { pagemill::set_num_threads(count); }
 
 double amx_peak_flops(int64_t rounds) { return pagemill::peak_flops(1, rounds); }
+double amx_peak_int8_ops(int64_t rounds) { return pagemill::peak_int8_ops(rounds); }
 
 const char* amx_pack_linear(uintptr_t weight, int64_t rows, int64_t k, int64_t stride,
                             uintptr_t packed, int64_t tile_first, int64_t tile_step, int dtype) {
@@ -74,6 +83,32 @@ const char* amx_linear(uintptr_t x, int64_t x_stride, int64_t m, uintptr_t packe
   return guarded([&] {
     pagemill::linear(x, x_stride, m, packed, n, k, dtype, bias, residual, residual_stride, out,
                      out_stride, out_dtype, epilogue);
+  });
+}
+
+const char* amx_pack_int8(uintptr_t codes, int64_t rows, int64_t k, int64_t stride,
+                          uintptr_t scales, uintptr_t packed, uintptr_t packed_scales,
+                          uintptr_t sums, int64_t tile_first, int64_t tile_step) {
+  return guarded([&] {
+    pagemill::pack_int8(codes, rows, k, stride, scales, packed, packed_scales, sums, tile_first,
+                        tile_step);
+  });
+}
+
+const char* amx_linear_int8_rows(uintptr_t ids, int64_t count, uintptr_t packed, uintptr_t scales,
+                                 int64_t n, int64_t k, uintptr_t out, int dtype) {
+  return guarded(
+      [&] { pagemill::linear_int8_rows(ids, count, packed, scales, n, k, out, dtype); });
+}
+
+const char* amx_linear_int8(uintptr_t x, int64_t x_stride, int64_t m, int dtype, int rounding,
+                            float scale, int zero, uintptr_t packed, uintptr_t scales,
+                            uintptr_t sums, int64_t n, int64_t k, uintptr_t bias,
+                            uintptr_t residual, int64_t residual_stride, uintptr_t out,
+                            int64_t out_stride, int out_dtype, int epilogue) {
+  return guarded([&] {
+    pagemill::linear_int8(x, x_stride, m, dtype, rounding, scale, zero, packed, scales, sums, n, k,
+                          bias, residual, residual_stride, out, out_stride, out_dtype, epilogue);
   });
 }
 }

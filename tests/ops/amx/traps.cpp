@@ -88,6 +88,8 @@ bool run(const Decoded& d) {
     tiles.store(d.reg, where, d.index);  // TILESTORED
   } else if (d.opcode == 0x5c && d.prefix == 2 && !memory) {
     tiles.dot_bf16(d.reg, d.rm, d.vvvv);  // TDPBF16PS
+  } else if (d.opcode == 0x5e && d.prefix == 2 && !memory) {
+    tiles.dot_bytes(d.reg, d.rm, d.vvvv);  // TDPBSUD
   } else {
     return false;
   }
