@@ -6,8 +6,8 @@ The model has Qwen3-0.6B's shape and made-up bfloat16 weights. Part 1: for each 
 that many tokens, as after a preemption by recompute, and moves their blocks to a file and back, as after one
 by swap; rounds interleave the two, and the best of each counts. Beside them stands what the engine would
 decide with the costs that it measures at start. Prints the table and draws both curves. Part 2: 16 requests
-share 512 tokens and have 32 of their own, 1 token out, with prefix caching off and on; and a later round of
-the same after other work has taken the pool, without a host tier and with one.
+share 512 tokens and have 32 of their own, 1 token out, with prefix caching off and on; and 16 different
+prompts of 544 tokens, four times what the pool holds, are asked twice, without a host tier and with one.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def shared_prefix(arguments: argparse.Namespace) -> None:
     """Run part 2."""
     stem = [(31 * i) % 30_000 for i in range(512)]
     asked = [[*stem, *((17 * i + n) % 30_000 for i in range(32))] for n in range(1, 17)]
-    others = [[(13 * i + n) % 30_000 for i in range(544)] for n in range(40, 56)]
+    different = [[(13 * i + n) % 30_000 for i in range(544)] for n in range(40, 56)]
     params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True)
     for name, fields in (
         ("no prefix caching", {"enable_prefix_caching": False, "swap_space": 0}),
@@ -171,14 +171,14 @@ def shared_prefix(arguments: argparse.Namespace) -> None:
             settled = arguments_of(folder, arguments.layers, arguments.threads, 2048)
             with LLM(**{**settled, "max_model_len": 1024, **fields}) as llm:  # type: ignore[arg-type]
                 seconds = []
-                for prompts in (asked, others, asked):
+                for prompts in (asked, different, different):
                     began = time.perf_counter()
                     outputs = llm.generate(prompts, params, use_tqdm=False)
                     seconds.append(time.perf_counter() - began)
                 found = sum(output.num_cached_tokens or 0 for output in outputs)
         print(
-            f"{name:27} 16 requests: {seconds[0]:6.2f} s; other work: {seconds[1]:6.2f} s; "
-            f"the 16 again: {seconds[2]:6.2f} s, {found} tokens found",
+            f"{name:27} shared prefix: {seconds[0]:6.2f} s; different prompts: {seconds[1]:6.2f} s; "
+            f"these again: {seconds[2]:6.2f} s, {found} tokens found",
             flush=True,
         )
 

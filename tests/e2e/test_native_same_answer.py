@@ -184,6 +184,49 @@ def test_an_answer_is_the_same_after_preemptions(family: str, form: Format, told
         assert answer(output) == expected[i], f"prompt {i} of {len(PROMPTS[i])} tokens"
 
 
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.parametrize("form", [*FORMATS, *QUANTIZED], ids=str)
+@pytest.mark.parametrize("family", FEWER_FAMILIES)
+def test_an_answer_is_the_same_however_it_is_preempted(
+    family: str, form: Format, mode: str, told: Answers, tmp_path: Path
+) -> None:
+    expected = told.alone(native.required().active_isa(), family, form)
+    shape = EngineArgs(
+        str(told.folder(family)), skip_tokenizer_init=True, max_model_len=MAX_LEN, block_size=8,
+        kv_cache_memory_bytes=1 << 23, **form.arguments,
+    )  # fmt: skip
+    memory = MAX_LEN // 8 * 3 // 2 * plan_memory(resolve(shape)).block_bytes
+    order = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))[:6]
+    with told.engine(
+        family, form, block_size=8, kv_cache_memory_bytes=memory, preemption_mode=mode,
+        swap_dir=str(tmp_path), swap_space=0.01, enable_prefix_caching=False,
+    ) as llm:  # fmt: skip
+        outputs = llm.generate([PROMPTS[i] for i in order], GREEDY, use_tqdm=False)
+        counts = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert counts["pagemill:num_preemptions"] > 0
+    assert (counts["pagemill:num_preemptions_by_swap"] > 0) == (mode == "swap")
+    assert (counts["pagemill:swapped_in_blocks"] > 0) == (mode == "swap")
+    for i, output in zip(order, outputs, strict=True):
+        assert answer(output) == expected[i], f"prompt {i} of {len(PROMPTS[i])} tokens"
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("family", FEWER_FAMILIES)
+def test_prompt_logprobs_are_the_same_with_a_warm_cache(
+    family: str, form: Format, told: Answers
+) -> None:
+    long = [i for i, prompt in enumerate(PROMPTS) if len(prompt) > 16]
+    expected = [told.alone(native.required().active_isa(), family, form)[i] for i in long]
+    unscored = dataclasses.replace(GREEDY, prompt_logprobs=None)
+    with told.engine(family, form, enable_prefix_caching=True, block_size=8) as llm:
+        warm = llm.generate([PROMPTS[i] for i in long], unscored, use_tqdm=False)
+        for _ in range(2):
+            assert answers(llm, [PROMPTS[i] for i in long], GREEDY) == expected
+        again = llm.generate([PROMPTS[i] for i in long], unscored, use_tqdm=False)
+    assert all(output.num_cached_tokens == 0 for output in warm)
+    assert all(output.num_cached_tokens for output in again), "the cache was not warm"
+
+
 @pytest.mark.parametrize("form", [*FORMATS, *QUANTIZED], ids=str)
 @pytest.mark.parametrize("family", FEWER_FAMILIES)
 def test_an_answer_is_the_same_after_a_cache_hit(family: str, form: Format, told: Answers) -> None:

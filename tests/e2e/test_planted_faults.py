@@ -55,7 +55,7 @@ class Fault:
         return dataclasses.replace(world, num_blocks=max(world.num_blocks, least))
 
 
-QUICK = {"family": "llama", "num_threads": 1, "restarts": False}
+QUICK = {"family": "llama", "num_threads": 1, "restarts": False, "speculation": None}
 CACHED = {"enable_prefix_caching": True, "block_size": 4, "forgets_at": None, "is_warm": True}
 CROWDED = {"block_size": 4, "num_blocks": 17, "max_num_seqs": 16}
 SWAPPED = {**CROWDED, "num_slots": 64, "preemption_mode": "swap", "is_warm": True}

@@ -38,6 +38,12 @@ _LETTERS = st.integers(97, 105)
 _STEMS = ("abcdefghiabcdefghihgfedcbaabcabcdefdefghi", "hhhhggggffffeeeeddddccccbbbbaaaaabcdefgh")
 # Families: the second has windows, two kinds of rotation, and norms of queries and keys.
 FAMILIES = ("llama", "gemma3")
+# Ways to guess tokens: always as many as fit, since what is learnt about costs differs from run to run.
+_MANY = {"num_speculative_tokens": 5, "adaptive_length": False}
+SPECULATION: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **_MANY},
+    "suffix": {"method": "suffix", "suffix_decoding_max_spec_factor": 4.0, **_MANY},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,7 @@ class World:
     num_slots: int = 0  # of the host tier
     preemption_mode: str = "auto"
     restarts: bool = False  # what was asked before was asked of another engine, over the same file
+    speculation: str | None = None  # key of SPECULATION
     forgets_at: int | None = None  # step at which the prefix cache is emptied
 
     @property
@@ -114,6 +121,7 @@ def worlds(draw: st.DrawFn) -> World:
         num_slots=draw(st.sampled_from([0, 3, least, 4 * least])),
         preemption_mode=draw(st.sampled_from(["auto", "swap", "recompute"])),
         restarts=draw(st.booleans()),
+        speculation=draw(st.sampled_from([None, None, *SPECULATION])),
         forgets_at=draw(st.sampled_from([None, None, 5])),
     )
 
@@ -194,6 +202,7 @@ class Engines:
             num_threads=world.num_threads,
             disable_log_stats=True,
             preemption_mode=world.preemption_mode,
+            speculative_config=SPECULATION.get(world.speculation or ""),
             swap_dir=str(self._folder / "swap"),
             **kernels.arguments,
         )
