@@ -23,6 +23,7 @@ import json
 import os
 import struct
 import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ class TierFile:
         self.place = place
         self._open_file = open_file
         self._fd: int | None = None
+        self._closing: weakref.finalize[[int], TierFile] | None = None
         self._record_bytes = slot_bytes + self.overhead_bytes(slot_bytes)
         self._stamps: dict[int, int] = {}  # slot -> stamp of the record that is believed
         self._next_stamp = 1
@@ -94,8 +96,8 @@ class TierFile:
                 "that exists and may be written"
             ) from error
         file = cls(lambda: fd, slot_bytes, path)
-        file._fd = fd
         try:
+            file._descriptor()
             _lock(fd, path)
             _check_header(fd, path, {"slot_bytes": slot_bytes, **identity})
             file._find_kept(num_slots)
@@ -106,9 +108,9 @@ class TierFile:
 
     def close(self) -> None:
         """Let go of the file; calling it twice is harmless."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._closing is not None:
+            self._closing()
+            self._closing = self._fd = None
 
     # ------------------------------------------------------------ slots
 
@@ -157,6 +159,8 @@ class TierFile:
     def _descriptor(self) -> int:
         if self._fd is None:
             self._fd = self._open_file()
+            # An engine that nobody shuts down leaves neither a lock nor disk space behind.
+            self._closing = weakref.finalize(self, os.close, self._fd)
         return self._fd
 
     def _offset(self, slot: int) -> int:

@@ -202,6 +202,15 @@ def test_two_engines_do_not_share_a_file(tmp_path: Path) -> None:
     lasting(tmp_path / "t").close()
 
 
+def test_a_file_that_nobody_closed_is_let_go_with_its_engine(tmp_path: Path) -> None:
+    file = lasting(tmp_path / "t")
+    file.write(0, name(1), block(1))
+    del file
+    again = lasting(tmp_path / "t")
+    assert again.kept == [(0, name(1))]
+    again.close()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_an_error_of_the_write() -> None:
     file = TierFile(lambda: os.open("/dev/full", os.O_RDWR), SLOT, "/dev/full")
