@@ -280,6 +280,8 @@ BAD = [
     ("logprobs_mode", "raw"), ("log_stats_interval_s", 0), ("metrics_prefix", "a b"),
     ("metrics_prefix", ""), ("model", ""), ("hf_overrides", [1]), ("logits_processors", "a:b"),
     ("logits_processors", ["no colon"]), ("debug", 1), ("served_model_name", 7),
+    ("swap_space", -1.0), ("swap_space", float("inf")), ("swap_space", True), ("swap_space", "4"),
+    ("swap_dir", ""), ("kv_cache_file", 3), ("preemption_mode", "maybe"),
 ]  # fmt: skip
 
 
@@ -289,6 +291,33 @@ def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value:
         resolve(EngineArgs(**{"model": str(folder), name: value}))
     assert str(caught.value).startswith(f"{name} is {value!r}")
     assert "must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kv_cache_file": "t", "swap_space": 0}, "kv_cache_file needs room: swap_space is 0"),
+        ({"preemption_mode": "swap", "swap_space": 0.0}, "'swap', but swap_space is 0"),
+        ({"kv_cache_file": "t", "enable_prefix_caching": False}, "enable_prefix_caching is False"),
+    ],
+)
+def test_settings_of_the_host_tier_that_contradict_each_other_are_refused(
+    folder: Path, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(args(folder, **fields))
+
+
+def test_host_tier_is_four_gib_in_the_cache_folder_unless_said_otherwise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PAGEMILL_CACHE", str(tmp_path))
+    cache = resolve(args(folder)).cache
+    assert (cache.swap_space_bytes, cache.swap_dir) == (4 << 30, str(tmp_path / "swap"))
+    other = resolve(args(folder, swap_space=0.5, swap_dir="/x", kv_cache_file="/y/t"))
+    assert (other.cache.swap_space_bytes, other.cache.swap_dir) == (1 << 29, "/x")
+    assert other.cache.kv_cache_file == "/y/t"
+    assert resolve(args(folder)).scheduler.preemption_mode == "auto"
 
 
 @pytest.mark.parametrize(
