@@ -18,7 +18,7 @@ from collections.abc import Sequence as Many
 
 from pagemill.config import SpeculativeConfig
 from pagemill.core.sequence import DraftRecord, Sequence
-from pagemill.core.step_costs import StepCosts
+from pagemill.core.step_costs import CostCurve, StepCosts
 from pagemill.messages import SchedulerOutput, StepOutput
 
 _LEAST_CHANCE = 0.1  # below, a draft is not worth its row of logits on any machine
@@ -53,7 +53,10 @@ class DraftLengths:
             return _one_by_one(limits, room)
         lengths = [0] * len(decodes)
         if room <= 0 or not self._costs.is_known(len(decodes)):
-            return lengths  # what drafts are worth is measured against a step without any
+            return lengths  # what drafts are worth is measured against steps without any
+        curve = self._costs.curve()
+        if not _could_pay(curve, len(decodes), room):
+            return lengths
         chances: list[tuple[float, int, int]] = []  # (-chance, length, index)
         for index, (sequence, limit) in enumerate(zip(decodes, limits, strict=True)):
             rate = self.rate(sequence)
@@ -67,15 +70,14 @@ class DraftLengths:
                     break
                 chances.append((-chance, length, index))
         chances.sort()
-        for _, length, index in self._what_pays(chances[:room], len(decodes)):
+        for _, length, index in self._what_pays(curve, chances[:room], len(decodes)):
             lengths[index] = max(lengths[index], length)
         return lengths
 
     def _what_pays(
-        self, chances: list[tuple[float, int, int]], num_decodes: int
+        self, curve: CostCurve, chances: list[tuple[float, int, int]], num_decodes: int
     ) -> list[tuple[float, int, int]]:
         """Return as many of the drafts, which are in the order of their worth, as are best."""
-        curve = self._costs.curve()
         longest, gained = 0, float(num_decodes)
         best, num_best = gained / curve.at(num_decodes), 0
         for number, (chance, length, _) in enumerate(chances, start=1):
@@ -128,6 +130,14 @@ class DraftLengths:
         if longest:
             per_token = drafting / longest
             self._seconds_a_draft += 0.2 * (per_token - self._seconds_a_draft)
+
+
+def _could_pay(curve: CostCurve, num_decodes: int, most: int) -> bool:
+    """Return whether drafts that are always right would pay: with many sequences they may not."""
+    best = num_decodes / curve.at(num_decodes)
+    return any(
+        count / curve.at(count) > best for count in range(num_decodes + 1, num_decodes + most + 1)
+    )
 
 
 def _one_by_one(limits: list[int], room: int) -> list[int]:

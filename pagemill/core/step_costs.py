@@ -1,8 +1,8 @@
 """What a step takes, by the number of tokens that it computes: measured, never assumed.
 
-Kept at a few counts; between two of them a straight line. Times are noisy upwards, so a faster step is
-believed sooner than a slower one, and what was measured long ago is forgotten. Only how many drafts are
-made hangs on these, so no answer does. Owned by `draft_lengths`.
+Kept at a few counts; between two of them a straight line. Times are noisy upwards, so a count is known
+when it was measured twice, a faster step is believed sooner than a slower one, and what was measured long
+ago is forgotten. Only how many drafts are made hangs on these, so no answer does. Owned by `draft_lengths`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _REMEMBERED = 256  # steps
 @dataclass(slots=True)
 class _Measured:
     seconds: float
-    step: int
+    step: int  # when it was measured last
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +50,37 @@ class StepCosts:
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Take one step in."""
         self._num_steps += 1
-        known = self._fresh(place(num_tokens))
-        if known is None:
+        known = self._measured.get(place(num_tokens))
+        if known is None or self._is_old(known):
             self._measured[place(num_tokens)] = _Measured(seconds, self._num_steps)
             return
-        weight = _FASTER if seconds < known.seconds else _SLOWER
-        known.seconds += weight * (seconds - known.seconds)
+        if known.times == 1:
+            known.seconds = min(known.seconds, seconds)
+        else:
+            weight = _FASTER if seconds < known.seconds else _SLOWER
+            known.seconds += weight * (seconds - known.seconds)
         known.step = self._num_steps
+        known.times += 1
 
     def is_known(self, num_tokens: int) -> bool:
-        """Return whether a step of about so many tokens was measured not long ago."""
-        return self._fresh(place(num_tokens)) is not None
+        """Return whether steps of about so many tokens were measured not long ago."""
+        return self._is_fresh(place(num_tokens))
 
     def curve(self) -> CostCurve:
         """Return what is known now."""
-        counts = [count for count in sorted(self._measured) if self._fresh(count)]
+        counts = [count for count in sorted(self._measured) if self._is_fresh(count)]
         seconds: list[float] = []
         for count in reversed(counts):
             # A step that took longer than a larger one had bad luck.
             seconds.append(min([self._measured[count].seconds, *seconds[-1:]]))
         return CostCurve(tuple(counts), tuple(reversed(seconds)))
 
-    def _fresh(self, count: int) -> _Measured | None:
+    def _is_fresh(self, count: int) -> bool:
         known = self._measured.get(count)
-        if known is None or self._num_steps - known.step > _REMEMBERED:
-            return None
-        return known
+        return known is not None and known.times > 1 and not self._is_old(known)
+
+    def _is_old(self, known: _Measured) -> bool:
+        return self._num_steps - known.step > _REMEMBERED
 
 
 def place(num_tokens: int) -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pagemill.config import SpeculativeConfig
 from pagemill.core.draft_lengths import DraftLengths
 from pagemill.core.sequence import Sequence, SequenceGroup
+from pagemill.core.step_costs import place
 from pagemill.messages import ScheduledSequence, SchedulerOutput, SequenceOutput, StepOutput
 from tests.core.fake_ranks import make_request
 
@@ -25,20 +26,22 @@ def make_sequence(number: int = 0, *, max_tokens: int = 1000) -> Sequence:
 
 
 def measure(lengths: DraftLengths, num_sequences: int, num_drafted: int, seconds: float) -> None:
-    """Let one step pass: that many decodes, the drafts all with the first."""
+    """Let two steps pass: that many decodes, the drafts all with the first."""
     parts = tuple(ScheduledSequence(i, 10, 1, 0, (), 1) for i in range(num_sequences))
     outputs = tuple(
         SequenceOutput(i, ((1,),), num_drafted=num_drafted if i == 0 else 0)
         for i in range(num_sequences)
     )
     step = SchedulerOutput(step_id=0, scheduled=parts)
-    lengths.learn_costs(step, StepOutput(0, outputs, {"model": seconds, "draft_preparation": 9.0}))
+    result = StepOutput(0, outputs, {"model": seconds, "draft_preparation": 9.0})
+    for _ in range(2):
+        lengths.learn_costs(step, result)
 
 
 def with_costs(*, base: float, per_token: float, most: int = 128) -> DraftLengths:
     """Return lengths that know what steps of up to `most` tokens take."""
     lengths = DraftLengths(CONFIG, 2000)
-    for count in range(1, most + 1):
+    for count in sorted({place(number) for number in range(1, most + 1)}):
         measure(lengths, 1, count - 1, base + per_token * count)
         measure(lengths, count, 0, base + per_token * count)
     return lengths
