@@ -6,8 +6,8 @@ computed of a block is told by a number a block, of its leading slots that are i
 
     filled[b]   0 .. block_size
 
-Whatever the target computes anew makes it fall to the first slot written; a copy copies it; what the draft
-model computes makes it rise. So the draft model runs for the sequences that are to have drafts and for no
+Whatever the target computes anew makes it fall to the first slot written, and a block that comes back from
+the host tier to 0; a copy copies it; what the draft model computes makes it rise. So the draft model runs for the sequences that are to have drafts and for no
 others: before it drafts, it first computes what it is behind, from the first gap on, a long text over
 several steps.
 
@@ -102,6 +102,8 @@ class DraftModelProposer:
 
     def begin_step(self, table: RequestTable, step: SchedulerOutput) -> None:
         """Follow the blocks, and compute what is missing of the sequences that are to have drafts."""
+        for move in step.block_moves.swap_in:  # the host tier keeps the target's alone
+            self.filled[move.block] = 0
         copies = step.block_moves.copies
         self._kv.copy_blocks(copies)
         for source, target in copies:

@@ -182,3 +182,5 @@ def test_a_small_pool_with_preemptions_changes_no_answer(runs: Runs, method: str
     assert told == runs.plain("llama", FORMATS[1])
     assert found["draft_tokens"] > 0
     assert found["pagemill:num_preemptions"] > 0
+    if method == "itself":  # its cache follows blocks through whatever happens to them
+        assert found["accepted_tokens"] == found["draft_tokens"]

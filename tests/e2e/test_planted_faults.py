@@ -50,7 +50,7 @@ class Fault:
 
     def placed(self, world: World) -> World:
         """Return a world like this one in which the fault can show."""
-        world = dataclasses.replace(world, **QUICK, **self.world)
+        world = dataclasses.replace(world, **{**QUICK, **self.world})
         least = -(-MAX_LEN // world.block_size)
         return dataclasses.replace(world, num_blocks=max(world.num_blocks, least))
 
@@ -60,6 +60,8 @@ CACHED = {"enable_prefix_caching": True, "block_size": 4, "forgets_at": None, "i
 CROWDED = {"block_size": 4, "num_blocks": 17, "max_num_seqs": 16}
 SWAPPED = {**CROWDED, "num_slots": 64, "preemption_mode": "swap", "is_warm": True}
 CHUNKED = {"max_num_batched_tokens": 5}
+# Short texts of nine letters repeat themselves, and not for long: some drafts are right.
+DRAFTED = {"speculation": "ngram", "max_num_batched_tokens": 2048}
 
 
 def _swapped_block(patch: pytest.MonkeyPatch) -> None:
@@ -335,6 +337,47 @@ def _lost_block_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockManager, "lose", lambda self, lost: (frozenset(), []))
 
 
+def _one_draft_too_many(patch: pytest.MonkeyPatch) -> None:
+    """The sample behind the first wrong draft stands, too."""
+    before = model_runner.accept
+
+    def accept(drafts: Any, sampled: Any) -> Any:
+        run = before(drafts, sampled)
+        length = len(run.tokens)
+        if run.error is not None or length == len(sampled) or sampled[length].error is not None:
+            return run
+        more = sampled[length]
+        return dataclasses.replace(
+            run, tokens=run.tokens + more.tokens, scores=run.scores + more.scores
+        )
+
+    patch.setattr(model_runner, "accept", accept)
+
+
+def _draft_position(patch: pytest.MonkeyPatch) -> None:
+    """What is sampled behind drafts is drawn as one position before."""
+    before = model_runner.scored_rows
+
+    def scored_rows(*what: Any) -> Any:
+        first, *rest = before(*what)
+        return [first] + [
+            dataclasses.replace(
+                row, token_ids=row.token_ids[1:], num_prompt_tokens=row.num_prompt_tokens - 1
+            )
+            for row in rest
+        ]
+
+    patch.setattr(model_runner, "scored_rows", scored_rows)
+
+
+def _trimmed_too_far(patch: pytest.MonkeyPatch) -> None:
+    """Slots of rejected drafts are given back together with the last accepted one's."""
+    before = BlockManager.trim
+    patch.setattr(
+        BlockManager, "trim", lambda self, seq_id, length: before(self, seq_id, length - 2)
+    )
+
+
 FAULTS = {
     "swapped-block": Fault(_swapped_block, CACHED),
     "skipped-copy": Fault(_skipped_copy, CROWDED),
@@ -359,6 +402,9 @@ FAULTS = {
     "old-record-believed": Fault(_old_record_believed, {**SWAPPED, "num_slots": 20}),
     "swapped-position": Fault(_swapped_position, SWAPPED),
     "lost-block-kept": Fault(_lost_block_kept, SWAPPED),
+    "one-draft-too-many": Fault(_one_draft_too_many, DRAFTED),
+    "draft-position": Fault(_draft_position, {**DRAFTED, "speculation": "itself"}),
+    "trimmed-too-far": Fault(_trimmed_too_far, {**DRAFTED, "block_size": 1}),
 }
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.config import SpeculativeConfig
+from pagemill.core.step_results import StepResults
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams
@@ -107,17 +109,50 @@ def test_no_draft_goes_past_what_a_request_may_still_say() -> None:
     assert drafts == [0, 2]  # the prompt gives the first token; two drafts and one more are three
 
 
-def test_accepted_tokens_are_found_in_the_cache_and_rejected_ones_are_not() -> None:
-    """A block is named when its tokens are certain: a second request hits what was really said."""
-    request = ([65] * 6, SamplingParams(seed=3, max_tokens=30, output_kind=FINAL))
-    [plain] = run(engine_and_executor(None)[0], [request])
+def asked_again(wrong: float) -> tuple[RequestOutput, RequestOutput]:
+    """Ask for what follows an answer of 30 tokens that a stop token ended, and one token more.
+
+    In the engine that gave the answer, and in a fresh one.
+    """
+    prompt, free = [65] * 6, SamplingParams(seed=3, max_tokens=30, output_kind=FINAL)
+    [plain] = run(engine_and_executor(None)[0], [(prompt, free)])
     told = plain.outputs[0].token_ids
-    for wrong in (0.0, 0.4):
-        proposer = KnowingProposer(answers_known([request], [plain]), wrong=wrong)
-        engine, _ = engine_and_executor(REPEATING, proposer, enable_prefix_caching=True)
-        run(engine, [request])
-        again = ([*request[0], *told], SamplingParams(seed=3, max_tokens=9, output_kind=FINAL))
-        [cold] = run(engine_and_executor(None)[0], [again])
-        [warm] = run(engine, [again])
-        assert warm.num_cached_tokens == 32  # of 36, whose last was sampled and never computed
-        assert said(warm) == said(cold)
+    assert told[-1] not in told[:-1]
+    known = answers_known([(prompt, free)], [plain])
+    stopping = dataclasses.replace(free, max_tokens=60, stop_token_ids=[told[-1]])
+    engine, _ = engine_and_executor(
+        REPEATING, KnowingProposer(known, wrong=wrong), enable_prefix_caching=True
+    )
+    [stopped] = run(engine, [(prompt, stopping)])
+    assert stopped.outputs[0].token_ids == told
+    again = ([*prompt, *told, 66], SamplingParams(seed=3, max_tokens=9, output_kind=FINAL))
+    [cold] = run(engine_and_executor(None)[0], [again])
+    [warm] = run(engine, [again])
+    return warm, cold
+
+
+@pytest.mark.parametrize(("wrong", "num_found"), [(0.0, 36), (1.0, 32)])
+def test_accepted_tokens_are_found_in_the_cache_and_a_last_sampled_one_is_not(
+    wrong: float, num_found: int
+) -> None:
+    """Of 36 tokens the last was an accepted draft, or was sampled and never computed."""
+    warm, cold = asked_again(wrong)
+    assert warm.num_cached_tokens == num_found
+    assert said(warm) == said(cold)
+
+
+def test_a_block_named_before_its_last_token_is_computed_would_be_seen() -> None:
+    """A rejected draft's keys lie in the slot of the token that was sampled in its place."""
+    before = StepResults._settle_drafts
+
+    def settle(self: StepResults, sequence: Any, share: Any, num_accepted: int) -> None:
+        before(self, sequence, share, num_accepted)
+        blocks = self._roster.blocks
+        held = len(blocks.table(sequence.seq_id)) * blocks.block_size
+        blocks.seal(sequence, share.num_computed, min(held, sequence.num_tokens))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepResults, "_settle_drafts", settle)
+        warm, cold = asked_again(wrong=1.0)
+    assert warm.num_cached_tokens == 36
+    assert said(warm) != said(cold)

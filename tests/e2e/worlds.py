@@ -43,6 +43,8 @@ _MANY = {"num_speculative_tokens": 5, "adaptive_length": False}
 SPECULATION: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **_MANY},
     "suffix": {"method": "suffix", "suffix_decoding_max_spec_factor": 4.0, **_MANY},
+    # The target as its own draft model, which is always right.
+    "itself": {"method": "draft_model", **_MANY},
 }
 
 
@@ -187,6 +189,11 @@ class Engines:
         self._num_files += 1
         return str(self._folder / f"tier-{self._num_files}")
 
+    def _speculative_config(self, world: World) -> dict[str, Any] | None:
+        if world.speculation == "itself":
+            return {**SPECULATION["itself"], "model": self.model(world.family)}
+        return SPECULATION.get(world.speculation or "")
+
     def make(self, world: World, kernels: Kernels, tier_file: str | None = None) -> LLMEngine:
         """Start an engine."""
         args = EngineArgs(
@@ -202,7 +209,7 @@ class Engines:
             num_threads=world.num_threads,
             disable_log_stats=True,
             preemption_mode=world.preemption_mode,
-            speculative_config=SPECULATION.get(world.speculation or ""),
+            speculative_config=self._speculative_config(world),
             swap_dir=str(self._folder / "swap"),
             **kernels.arguments,
         )
