@@ -26,7 +26,6 @@ from pagemill.batch.tier_file import TierFile
 from pagemill.core import block_manager
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.block_pool import BlockPool
-from pagemill.core.host_tier import HostTier, SwappedTable
 from pagemill.core.sequence import Sequence
 from pagemill.messages import SwapIn
 from pagemill.sampling.sampler import Sampler
@@ -57,7 +56,7 @@ class Fault:
 
 QUICK = {"family": "llama", "num_threads": 1, "restarts": False, "speculation": None}
 CACHED = {"enable_prefix_caching": True, "block_size": 4, "forgets_at": None, "is_warm": True}
-CROWDED = {"block_size": 4, "num_blocks": 17, "max_num_seqs": 16}
+CROWDED = {"block_size": 4, "num_blocks": 17, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
 SWAPPED = {**CROWDED, "num_slots": 64, "preemption_mode": "swap", "is_warm": True}
 CHUNKED = {"max_num_batched_tokens": 5}
 # Short texts of nine letters repeat themselves, and not for long: some drafts are right.
@@ -317,19 +316,6 @@ def _old_record_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierFile, "write", write)
 
 
-def _swapped_position(patch: pytest.MonkeyPatch) -> None:
-    """A swapped sequence comes back as if one token more were computed."""
-    before = HostTier.table
-
-    def table(self: HostTier, seq_id: int) -> Any:
-        kept = before(self, seq_id)
-        if kept is None or kept.num_tokens % self._block_size == 0:
-            return kept
-        return SwappedTable(kept.slots, kept.num_tokens - 1 + 2 * (kept.num_tokens % 2))
-
-    patch.setattr(HostTier, "table", table)
-
-
 def _lost_block_kept(patch: pytest.MonkeyPatch) -> None:
     """Blocks that did not come back are used all the same."""
     read = TierFile.read
@@ -400,7 +386,6 @@ FAULTS = {
     "skipped-swap-in": Fault(_skipped_swap_in, SWAPPED),
     "damage-believed": Fault(_damage_believed, SWAPPED),
     "old-record-believed": Fault(_old_record_believed, {**SWAPPED, "num_slots": 20}),
-    "swapped-position": Fault(_swapped_position, SWAPPED),
     "lost-block-kept": Fault(_lost_block_kept, SWAPPED),
     "one-draft-too-many": Fault(_one_draft_too_many, DRAFTED),
     "draft-position": Fault(_draft_position, {**DRAFTED, "speculation": "itself"}),
