@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -30,7 +32,13 @@ from benchmarks.workloads import ANSWER, WORKLOADS, Arrival, Workload, arrivals
 from pagemill.config import SchedulerConfig
 from pagemill.core.policies import POLICIES
 from pagemill.core.scheduler import Scheduler
-from pagemill.messages import EngineRequest, SamplingSpec, SequenceOutput, StepOutput
+from pagemill.messages import (
+    EngineRequest,
+    SamplingSpec,
+    SchedulerOutput,
+    SequenceOutput,
+    StepOutput,
+)
 from pagemill.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -92,10 +100,10 @@ class Result:
     first_token_s: list[float] = field(default_factory=list)  # of each request, as they ended
     worst_gap_s: list[float] = field(default_factory=list)  # in the same order
     gaps_s: list[float] = field(default_factory=list)  # a sample of them
-    tokens: dict[int, int] = field(default_factory=dict)  # tenant -> tokens of its requests
-    seconds: dict[int, float] = field(
-        default_factory=dict
-    )  # tenant -> seconds its requests were here
+    first_token_by_tenant: dict[int, list[float]] = field(default_factory=dict)
+    # Of each tenant, while it and another one had requests waiting: tokens computed for it, and seconds.
+    tokens: dict[int, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
     num_output: int = 0
     num_preempted: int = 0
     num_queried: int = 0
@@ -111,10 +119,16 @@ class Result:
         kept = sum(first <= first_limit_s and gap <= gap_limit_s for first, gap in pairs)
         return kept / self.simulated_s
 
+    def service(self) -> dict[int, float]:
+        """Return the tokens a second that each tenant got while it and others had to wait."""
+        return {t: self.tokens.get(t, 0) / s for t, s in self.seconds.items() if s}
+
     def unfairness(self) -> float:
-        """Return how much faster the best served tenant got its tokens than the worst."""
-        speeds = [self.tokens[t] / max(1e-9, self.seconds[t]) for t in self.tokens]
-        return max(speeds) / min(speeds)
+        """Return the most of that over the least; 1 is even, infinity means that one got nothing."""
+        speeds = self.service().values()
+        if not speeds or max(speeds) == 0:
+            return 1.0
+        return max(speeds) / min(speeds) if min(speeds) else math.inf
 
 
 class Simulation:
@@ -140,6 +154,8 @@ class Simulation:
         self._watches: dict[str, Watch] = {}
         self._rng = random.Random(setup.seed)
         self._result = Result()
+        self._tenants: dict[int, int] = {}  # seq_id -> tenant, of those that have run
+        self._waiting: Counter[int] = Counter()  # tenant -> requests that were not begun
 
     def run(self) -> Result:
         """Serve every request and return what was seen."""
@@ -159,6 +175,7 @@ class Simulation:
     def _add(self, arrival: Arrival) -> None:
         request_id = str(arrival.number)
         self._watches[request_id] = Watch(arrival)
+        self._waiting[arrival.tenant] += 1
         self._scheduler.add(
             EngineRequest(
                 request_id=request_id,
@@ -184,7 +201,9 @@ class Simulation:
         result.peak_usage = max(result.peak_usage, self._scheduler.cache_usage())
         num_tokens = step.num_tokens
         num_context = num_tokens + sum(s.num_computed for s in step.scheduled)
-        self._now += self._setup.costs.of(num_tokens, num_context, len(step.scheduled))
+        seconds = self._setup.costs.of(num_tokens, num_context, len(step.scheduled))
+        self._now += seconds
+        self._note_service(step, seconds)
         outputs = tuple(
             SequenceOutput(s.seq_id, _TOKEN if s.num_samples else ()) for s in step.scheduled
         )
@@ -200,6 +219,23 @@ class Simulation:
                 self._note(self._watches[update.request_id])
             if update.finish_reason is not None:
                 self._end(self._watches.pop(update.request_id))
+
+    def _note_service(self, step: SchedulerOutput, seconds: float) -> None:
+        waiting = {tenant for tenant, count in self._waiting.items() if count}
+        for new in step.new_sequences:
+            if new.seq_id not in self._tenants:
+                tenant = self._watches[new.request_id].arrival.tenant
+                self._tenants[new.seq_id] = tenant
+                self._waiting[tenant] -= 1
+        if len(waiting) < 2:
+            return
+        result = self._result
+        for tenant in waiting:
+            result.seconds[tenant] = result.seconds.get(tenant, 0.0) + seconds
+        for share in step.scheduled:
+            tenant = self._tenants[share.seq_id]
+            if tenant in waiting:
+                result.tokens[tenant] = result.tokens.get(tenant, 0) + share.num_tokens
 
     def _note(self, watch: Watch) -> None:
         self._result.num_output += 1
@@ -217,9 +253,8 @@ class Simulation:
         assert watch.first is not None, "a request ended without a token"
         result.first_token_s.append(watch.first - arrival.at)
         result.worst_gap_s.append(watch.worst_gap)
-        tenant, num_tokens = arrival.tenant, len(arrival.prompt) + arrival.num_output
-        result.tokens[tenant] = result.tokens.get(tenant, 0) + num_tokens
-        result.seconds[tenant] = result.seconds.get(tenant, 0.0) + self._now - arrival.at
+        by_tenant = result.first_token_by_tenant.setdefault(arrival.tenant, [])
+        by_tenant.append(result.first_token_s[-1])
 
 
 def percentiles(values: list[float]) -> str:
@@ -246,7 +281,12 @@ def report(policy: str, result: Result, limits: tuple[float, float]) -> None:
         f"{result.num_output / result.simulated_s:.1f} tokens/s"
     )
     print(f"  preemptions {result.num_preempted}, prefix hits {hits:.1f} % of prompt tokens")
-    print(f"  fairness: best served tenant / worst, in tokens/s {result.unfairness():.2f}")
+    medians = {t: float(np.median(v)) for t, v in sorted(result.first_token_by_tenant.items())}
+    print(f"  fairness: best served tenant / worst, while both wait {result.unfairness():.2f}")
+    print(
+        f"  first token, median s: tenant 0 {medians.pop(0, 0.0):.2f}, the others "
+        + ", ".join(f"{value:.2f}" for value in medians.values())
+    )
     print(f"  planning {each_us:.0f} us a step, {result.num_steps} steps", flush=True)
 
 
@@ -294,11 +334,11 @@ def plot(results: dict[str, Result], limits: tuple[float, float], path: str) -> 
         axis.legend()
     width = 0.8 / len(results)
     for at, (policy, result) in enumerate(results.items()):
-        tenants = sorted(result.tokens)
-        speeds = [result.tokens[t] / result.seconds[t] for t in tenants]
+        service = result.service()
         label = f"{policy}: goodput {result.goodput(*limits):.2f}/s"
-        axes[2].bar([t + at * width for t in tenants], speeds, width, label=label)
-    axes[2].set(xlabel="tenant", ylabel="tokens a second in service", title="service by tenant")
+        places = [tenant + at * width for tenant in service]
+        axes[2].bar(places, list(service.values()), width, label=label)
+    axes[2].set(xlabel="tenant", ylabel="tokens a second", title="service while others wait too")
     axes[2].legend()
     figure.savefig(path, dpi=110)
 

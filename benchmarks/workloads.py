@@ -8,6 +8,7 @@ are worst cases and cases for the prefix cache, made up:
     shared   a system prompt of 1,024 tokens a tenant
     turns    conversations of several turns, each with all before it as its prompt
     giants   short chats, and one prompt in a hundred of 20,000 tokens
+    growing  short prompts and long answers: what is admitted grows by thirty times
     long     nothing but long prompts and long answers
     flood    one tenant sends nine requests in ten
     bursts   conversations that arrive in heaps: gaps with a coefficient of variation of 8
@@ -59,10 +60,11 @@ def _median(mean: float, sigma: float) -> float:
 WORKLOADS = {
     "conv": Workload(1020, 0.9, 129, 0.8),
     "code": Workload(1500, 0.7, 13, 0.9),
-    "sharegpt": Workload(_median(161, 1.1), 1.1, _median(338, 0.8), 0.8),
+    "sharegpt": Workload(_median(161, 1.1), 1.1, _median(338, 0.8), 0.8, prompt_max=2000),
     "shared": Workload(100, 0.8, 100, 0.8, shared=1024),
     "turns": Workload(60, 0.8, 100, 0.8, turns=True),
     "giants": Workload(60, 0.8, 150, 0.8, giant_share=0.01),
+    "growing": Workload(20, 0.3, 600, 0.3, prompt_max=200),
     "long": Workload(6000, 0.3, 600, 0.3),
     "flood": Workload(300, 0.8, 100, 0.8, first_tenant=0.9),
     "bursts": Workload(1020, 0.9, 129, 0.8, burst=8.0),

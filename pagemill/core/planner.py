@@ -360,6 +360,8 @@ class _Draft:
 
     def _admit(self) -> None:
         """Plan waiting sequences in order, as far as seats, tokens and blocks allow."""
+        if self._seats_left == 0:
+            return  # nobody has to be looked at
         num_waited = 0
         for sequence in self._view.waiting:
             if self._seats_left == 0 or self._tokens_left == 0 or self._preempted:
