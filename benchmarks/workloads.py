@@ -61,7 +61,7 @@ WORKLOADS = {
     "conv": Workload(1020, 0.9, 129, 0.8),
     "code": Workload(1500, 0.7, 13, 0.9),
     "sharegpt": Workload(_median(161, 1.1), 1.1, _median(338, 0.8), 0.8, prompt_max=2000),
-    "shared": Workload(100, 0.8, 100, 0.8, shared=1024),
+    "shared": Workload(100, 0.8, 100, 0.8, prompt_max=2000, shared=1024),
     "turns": Workload(60, 0.8, 100, 0.8, turns=True),
     "giants": Workload(60, 0.8, 150, 0.8, giant_share=0.01),
     "growing": Workload(20, 0.3, 600, 0.3, prompt_max=200),

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagemill.sampling_params import LogitsProcessor, SamplingParams
+from pagemill.step_dataclass import step_dataclass
 
 # ---------------------------------------------------------------- request in
 
@@ -115,7 +116,7 @@ class NewSequence:
     sampling: SamplingSpec
 
 
-@dataclass(frozen=True, slots=True)
+@step_dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     """One sequence's share of a step: compute positions [num_computed, num_computed + num_tokens)."""
 
@@ -258,7 +259,7 @@ class TokenScores:
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@step_dataclass(frozen=True, slots=True)
 class SequenceOutput:
     """What a step made for one scheduled sequence."""
 
@@ -283,7 +284,7 @@ class StepOutput:
     lost: LostMoves | None = None  # nearly always None: every move was done
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceUpdate:
     """What changed for one sequence, for the output processor. Only updates with news are made."""
 

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pagemill.core.block_pool import BlockPool
 from pagemill.core.host_tier import HostTier, SwappedTable
 from pagemill.core.prefix_cache import HostSlot, PrefixHits, extend_names
 from pagemill.core.sequence import Sequence
 from pagemill.messages import BlockMoves, LostMoves
+from pagemill.step_dataclass import step_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@step_dataclass(frozen=True, slots=True)
 class TableChange:
     """What `extend` did: `table[start : start + len(block_ids)] = block_ids`, after `copies`."""
 

@@ -45,6 +45,7 @@ from pagemill.core.policies.base import VictimOrder
 from pagemill.core.preemption import VictimQueue
 from pagemill.core.prefix_cache import NO_HITS, HostSlot, PrefixHits
 from pagemill.core.sequence import Sequence
+from pagemill.step_dataclass import step_dataclass
 
 
 class DraftChooser(Protocol):
@@ -112,7 +113,7 @@ class StepLimits:
     max_num_seqs: int
 
 
-@dataclass(frozen=True, slots=True)
+@step_dataclass(frozen=True, slots=True)
 class PlannedSequence:
     """One sequence's share of a step."""
 
