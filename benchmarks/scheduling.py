@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--running", default="1,10,100,1000")
     parser.add_argument("--waiting", default="0,1000,100000")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--step-ms", type=float, default=400.0)
+    parser.add_argument("--step-ms", type=float, default=800.0)
     args = parser.parse_args()
     print("policy    running  waiting   steady ms (p99)    turnover ms (p99)    share of a step")
     for policy in args.policies.split(","):
