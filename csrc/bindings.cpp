@@ -16,6 +16,7 @@
 #include "linear/linear.h"
 #include "linear_int8/linear_int8.h"
 #include "norm/norm.h"
+#include "pointwise/pointwise.h"
 #include "qlinear/qlinear.h"
 #include "rope/rope.h"
 #include "sampling/sampling.h"
@@ -51,6 +52,10 @@ NB_MODULE(_C, m) {
   m.def("rope_angles", recorded(&rope_angles), Free());
   m.def("scale", recorded(&scale), Free());
   m.def("soft_cap", recorded(&soft_cap), Free());
+  m.def("activate", recorded(&activate), Free());
+  m.def("add", recorded(&add), Free());
+  m.def("add_rows", recorded(&add_rows), Free());
+  m.def("gather_columns", recorded(&gather_columns), Free());
   m.def("best_rows", recorded(&best_rows), Free());
   m.def("draw_rows", recorded(&draw_rows), Free());
   m.def("score_rows", recorded(&score_rows), Free());
@@ -72,7 +77,7 @@ NB_MODULE(_C, m) {
   m.def("attention", recorded_attention(&attention), Free());
   m.def("attention_scratch_bytes", &attention_scratch_bytes);
   nb::class_<Tape>(m, "Tape")
-      .def(nb::init<>())
+      .def(nb::init<uintptr_t, uintptr_t, int64_t>())
       .def("start", &Tape::start)
       .def("stop", &Tape::stop)
       .def("__len__", &Tape::size)

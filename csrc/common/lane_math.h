@@ -45,5 +45,34 @@ PAGEMILL_LANES_INLINE Lanes tanh_lanes(Lanes x) {
   return (Lanes)((LaneWords)select(size < lanes_of(0.625f), near, far) | sign);
 }
 
+// A polynomial in x, its coefficients from the highest power down.
+template <int kCount>
+PAGEMILL_LANES_INLINE Lanes polynomial(Lanes x, const float (&coefficients)[kCount]) {
+  Lanes p = lanes_of(coefficients[0]);
+  for (int i = 1; i < kCount; ++i) p = p * x + coefficients[i];
+  return p;
+}
+
+// erf(x) within 2e-7: a polynomial within [-1, 1], 1 - exp(-x^2) q(1 / x^2) / x outside (Cephes, as above).
+PAGEMILL_LANES_INLINE Lanes erf_lanes(Lanes x) {
+  constexpr float kNear[] = {7.853861353153693e-5f, -8.010193625184903e-4f, 5.188327685732524e-3f,
+                             -2.685381193529856e-2f, 1.128358514861418e-1f, -3.761262582423300e-1f,
+                             1.128379165726710f};
+  constexpr float kMiddle[] = {2.326819970068386e-2f, -1.387039388740657e-1f, 3.687424674597105e-1f,
+                               -5.824733027278666e-1f, 6.210004621745983e-1f, -4.944515323274145e-1f,
+                               3.404879937665872e-1f, -2.741127028184656e-1f, 5.638259427386472e-1f};
+  constexpr float kFar[] = {-1.047766399936249e1f, 1.297719955372516e1f, -7.495518717768503f,
+                            2.921019019210786f, -1.015265279202700f, 4.218463358204948e-1f,
+                            -2.820767439740514e-1f, 5.641895067754075e-1f};
+  const Lanes size = (Lanes)((LaneWords)x & 0x7fffffffu);
+  const Lanes near = polynomial(size * size, kNear) * size;
+  const Lanes outside = select(size < lanes_of(1.0f), lanes_of(1.0f), size);
+  const Lanes inverse = 1.0f / outside, y = inverse * inverse;
+  const Lanes q = select(outside < lanes_of(2.0f), polynomial(y, kMiddle), polynomial(y, kFar));
+  const Lanes far = 1.0f - exp_lanes(-(outside * outside)) * inverse * q;
+  const LaneWords sign = (LaneWords)x & 0x80000000u;
+  return (Lanes)((LaneWords)select(size < lanes_of(1.0f), near, far) | sign);
+}
+
 }  // namespace
 }  // namespace pagemill

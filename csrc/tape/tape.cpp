@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <atomic>
+#include <cstring>
 
 namespace pagemill {
 namespace {
@@ -30,8 +31,14 @@ void Tape::stop() {
   if (recording == this) recording = nullptr;
 }
 
-int64_t Tape::replay(AttentionPlan& plan, uintptr_t scratch, int64_t scratch_bytes) const {
+int64_t Tape::replay(uintptr_t token_ids, uintptr_t positions, AttentionPlan& plan,
+                     uintptr_t scratch, int64_t scratch_bytes) const {
   const KernelTimer timer;
+  const size_t bytes = static_cast<size_t>(count_) * sizeof(int64_t);
+  if (bytes > 0) {
+    std::memcpy(reinterpret_cast<void*>(token_ids_), reinterpret_cast<void*>(token_ids), bytes);
+    std::memcpy(reinterpret_cast<void*>(positions_), reinterpret_cast<void*>(positions), bytes);
+  }
   const ReplayedStep step{&plan, scratch, scratch_bytes};
   for (const Call& call : calls_) {
     const int64_t needed = call(step);

@@ -27,20 +27,26 @@ class Tape {
   // Returns 0, or the bytes of scratch memory that attention is short of.
   using Call = std::function<int64_t(const ReplayedStep&)>;
 
+  // The recorded pass reads `count` token ids and as many positions, int64, from these addresses.
+  Tape(uintptr_t token_ids, uintptr_t positions, int64_t count)
+      : token_ids_(token_ids), positions_(positions), count_(count) {}
   ~Tape() { stop(); }
   // Note the calls that this thread makes from now on, until `stop`.
   void start();
   void stop();
   void add(Call call) { calls_.push_back(std::move(call)); }
   int64_t size() const { return static_cast<int64_t>(calls_.size()); }
-  // Make all calls again. Returns 0, or, having made some of them, the bytes of scratch memory that it
-  // takes: the caller starts over with as many.
-  int64_t replay(AttentionPlan& plan, uintptr_t scratch, int64_t scratch_bytes) const;
+  // Make all calls again for other token ids and positions. Returns 0, or, having made some of them, the
+  // bytes of scratch memory that it takes: the caller starts over with as many.
+  int64_t replay(uintptr_t token_ids, uintptr_t positions, AttentionPlan& plan, uintptr_t scratch,
+                 int64_t scratch_bytes) const;
 
   // The tape that this thread's calls go to, or null.
   static Tape* current();
 
  private:
+  uintptr_t token_ids_, positions_;
+  int64_t count_;
   std::vector<Call> calls_;
 };
 

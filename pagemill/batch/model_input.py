@@ -5,7 +5,7 @@ Tokens of all scheduled sequences stand one after another, unpadded:
     sequence      0 0 0 0 1 2 2 2        query_starts = (0, 4, 5, 8)
     positions     0 1 2 3 9 4 5 6        num_computed = (0, 9, 4)
 
-`build_model_input` reads the table and changes nothing. Called by `worker.model_runner` once a step.
+`build_model_input` reads the table and changes nothing. Called by `batch.input_builder`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class ModelInput:
     # Their last tokens in the flat batch; of one with drafts its last known token and the drafts.
     sample_rows: Tensor  # [num_sampled + all drafts] int64
     prompt: PromptRows | None  # None: nobody is owed prompt logprobs
+
+    @property
+    def samples_every_token(self) -> bool:
+        """Return whether every token of the batch has a row of logits: a step of decodes."""
+        return len(self.sample_rows) == len(self.token_ids)
 
 
 def build_model_input(

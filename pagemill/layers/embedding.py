@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagemill.layers.base import Build
@@ -53,12 +52,12 @@ class LearnedPositions(nn.Module):
     def __init__(self, num_rows: int, size: int, build: Build, *, offset: int = 0) -> None:
         super().__init__()
         self.offset = offset
+        self.ops = build.ops
         self.weight = build.parameter(num_rows, size)
 
-    def forward(self, positions: Tensor) -> Tensor:
-        """Return [num_tokens, size] of positions [num_tokens] int64."""
-        rows = positions + self.offset if self.offset else positions
-        return F.embedding(rows, self.weight)
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the rows of positions [num_tokens] int64 to x [num_tokens, size] in place; return x."""
+        return self.ops.add_rows(x, positions, self.offset, self.weight)
 
     def targets(self, part: str) -> Mapping[str, AnyTarget]:
         """Return the matrix."""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from pagemill.layers.base import Build
 from pagemill.layers.linear import GatedLinear, Linear
 from pagemill.ops import reference as ops
-from pagemill.quant.none import activation_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,17 @@ class MLP(nn.Module):
         super().__init__()
         self.up = Linear(options.hidden_size, options.intermediate_size, build, bias=options.bias)
         self.down = Linear(options.intermediate_size, options.hidden_size, build, bias=options.bias)
-        self.act = ops.activation(options.activation)
-        self.act_outputs = activation_outputs(options.activation)
+        ops.activation(options.activation)  # an unknown one is refused here
+        self.activation = options.activation
+        self.ops = build.ops
 
     def peak_bytes_per_token(self) -> int:
         """Return the most temporary memory, output included."""
         inner = self.down.shape.in_features * self.down.itemsize
-        return max((1 + self.act_outputs) * inner, inner + self.down.peak_bytes_per_token())
+        activated = inner * (1 + self.ops.activation_outputs(self.activation))
+        return max(activated, inner + self.down.peak_bytes_per_token())
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Return [num_tokens, hidden] of x [num_tokens, hidden], added to a residual in place."""
-        return self.down.forward(self.act(self.up.forward(x)), residual=residual)
+        inner = self.ops.activate(self.up.forward(x), self.activation)
+        return self.down.forward(inner, residual=residual)

@@ -119,13 +119,15 @@ class ParallelLayer(nn.Module):
     def __init__(self, attention: Attention, mlp: FeedForward, norms: tuple[Norm, Norm]) -> None:
         super().__init__()
         self.attention = attention
+        self.ops = attention.ops
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
 
     def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
         """Return x with both parts added in place."""
         attended = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
-        return x.add_(self.mlp.forward(self.mlp_norm.forward(x), residual=attended))
+        added = self.mlp.forward(self.mlp_norm.forward(x), residual=attended)
+        return self.ops.add(x, added)
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the larger peak of the two parts; the second runs beside the first's result."""
@@ -256,7 +258,7 @@ class DecoderLM(nn.Module):
         if self.project_in is not None:
             x = self.project_in.forward(x)
         if self.positions is not None:
-            x.add_(self.positions.forward(positions))
+            x = self.positions.forward(x, positions)
         return x
 
     def _run(self, x: Tensor, rotations: list[Rotation], attend: StepAttention) -> Tensor:

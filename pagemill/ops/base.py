@@ -97,6 +97,21 @@ class LayerOps(Protocol):
         """Cap float32 x, contiguous, in place, and return it."""
         ...
 
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """Return the activation, a key of `reference.ACTIVATIONS`, of contiguous x.
+
+        The memory of x may be used for the result.
+        """
+        ...
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add y to x in place, both contiguous and of one shape, and return x."""
+        ...
+
+    def add_rows(self, x: Tensor, ids: Tensor, offset: int, table: Tensor) -> Tensor:
+        """Add row ids[i] + offset of table [rows, size] to row i of x [tokens, size]; return x."""
+        ...
+
     def rms_norm_bytes(self, size: int, itemsize: int, offset: float) -> int:
         """Return the most temporary memory of `rms_norm` for one token, its result included."""
         ...
@@ -108,4 +123,8 @@ class LayerOps(Protocol):
 
         Both beside `qkv` itself.
         """
+        ...
+
+    def activation_outputs(self, activation: str) -> int:
+        """Return the most temporary memory of `activate` beside x, in multiples of x's."""
         ...

@@ -1,7 +1,7 @@
-"""The layers' small operations on the native kernels; csrc/norm, csrc/rope and csrc/softcap say how.
+"""The layers' small operations on the native kernels; csrc/norm, rope, softcap and pointwise say how.
 
 Roundings stand where the reference has them, so results differ from it by the order of sums alone (and
-`soft_cap` by its tangent). A row depends on that row alone, to the bit. Called through `base.LayerOps`
+`soft_cap` and `activate` by their tangents and exponentials; `activate` rounds once). A row depends on that row alone, to the bit. Called through `base.LayerOps`
 where the extension is built.
 """
 
@@ -18,6 +18,18 @@ _C = native.required()
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _STYLES = {"neox": False, "interleaved": True}
+# Names of reference.ACTIVATIONS; three of them are one function, rounded in different places there.
+_ACTIVATIONS = {
+    "gelu": 0,
+    "gelu_fast": 1,
+    "gelu_new": 1,
+    "gelu_pytorch_tanh": 1,
+    "silu": 2,
+    "swish": 2,
+    "quick_gelu": 3,
+    "relu": 4,
+    "relu2": 5,
+}
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
@@ -120,6 +132,46 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return x
 
 
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Apply an activation of `reference.ACTIVATIONS` to x in place, rounding once, and return it."""
+    assert x.is_contiguous()
+    _C.activate(x.data_ptr(), x.numel(), _ACTIVATIONS[activation], _DTYPES[x.dtype])
+    return x
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """Add y to x in place, and return x."""
+    assert x.is_contiguous() and y.is_contiguous() and x.shape == y.shape and x.dtype == y.dtype
+    _C.add(x.data_ptr(), y.data_ptr(), x.numel(), _DTYPES[x.dtype])
+    return x
+
+
+def add_rows(x: Tensor, ids: Tensor, offset: int, table: Tensor) -> Tensor:
+    """Add rows ids + offset of table [rows, size] to x [count, size] in place, and return x."""
+    assert ids.dtype == torch.int64 and ids.is_contiguous() and table.is_contiguous()
+    assert x.is_contiguous() and x.dtype == table.dtype
+    assert x.shape == (ids.shape[0], table.shape[1])
+    _C.add_rows(
+        x.data_ptr(), x.shape[0], x.shape[1], ids.data_ptr(), offset, table.data_ptr(),
+        table.shape[0], _DTYPES[x.dtype],
+    )  # fmt: skip
+    return x
+
+
+def gather_columns(x: Tensor, order: Tensor) -> Tensor:
+    """Return columns `order` [count] int64 of x [rows, size], [rows, count]."""
+    assert order.dtype == torch.int64 and order.is_contiguous()
+    rows, size = x.shape
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = torch.empty(rows, order.shape[0], dtype=x.dtype)
+    _C.gather_columns(
+        x.data_ptr(), x.stride(0), rows, size, order.data_ptr(), order.shape[0], out.data_ptr(),
+        _DTYPES[x.dtype],
+    )  # fmt: skip
+    return out
+
+
 class NativeOps:
     """A `LayerOps`: these functions, for layers."""
 
@@ -128,6 +180,9 @@ class NativeOps:
     angles = staticmethod(angles)
     scale = staticmethod(scale)
     soft_cap = staticmethod(soft_cap)
+    activate = staticmethod(activate)
+    add = staticmethod(add)
+    add_rows = staticmethod(add_rows)
 
     def split_heads(
         self, qkv: Tensor, shape: HeadShape, norm: HeadNorm | None, rotation: Rotation | None
@@ -147,3 +202,7 @@ class NativeOps:
     ) -> tuple[int, int]:
         """Return nothing: all happens in place."""
         return 0, 0
+
+    def activation_outputs(self, activation: str) -> int:
+        """Return nothing: it happens in place."""
+        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pagemill.ops import reference
@@ -59,6 +60,18 @@ class PlainOps:
         """Divide, take the tangent, multiply."""
         return x.div_(cap).tanh_().mul_(cap)
 
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """Apply the reference."""
+        return reference.activation(activation)(x)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add."""
+        return x.add_(y)
+
+    def add_rows(self, x: Tensor, ids: Tensor, offset: int, table: Tensor) -> Tensor:
+        """Look the rows up, then add."""
+        return x.add_(F.embedding(ids + offset if offset else ids, table))
+
     def rms_norm_bytes(self, size: int, itemsize: int, offset: float) -> int:
         """Return the peak of reference.rms_norm, as its order of operations makes it."""
         if itemsize == 4:
@@ -80,3 +93,7 @@ class PlainOps:
         if rotary_dim:
             peak = max(peak, normed + qk + qk * rotary_dim // (2 * shape.head_dim))
         return peak, qk if rotary_dim else normed
+
+    def activation_outputs(self, activation: str) -> int:
+        """Count the result, and the temporaries of those that are made of several operations."""
+        return reference.activation_outputs(activation)

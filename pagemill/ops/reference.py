@@ -186,6 +186,15 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
+# Temporaries of the activations that need more than their output, in outputs.
+_ACTIVATION_OUTPUTS = {"gelu_fast": 4, "gelu_new": 4, "quick_gelu": 2, "relu2": 2}
+
+
+def activation_outputs(name: str) -> int:
+    """Return the temporary memory of an activation, its output included, in outputs."""
+    return _ACTIVATION_OUTPUTS.get(name, 1)
+
+
 def act_and_mul(gate_up: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
     """Return act(gate) * up of gate_up [..., 2 * size]; the gate is the first half."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -270,6 +270,26 @@ def _small() -> tuple[Operator, ...]:
             lambda x, cap: _dropped(cpu_layers.soft_cap(x, cap)),
             _nothing,
         ),
+        Operator(
+            "activate_(Tensor(a!) x, str activation) -> ()",
+            lambda x, activation: _dropped(cpu_layers.activate(x, activation)),
+            _nothing,
+        ),
+        Operator(
+            "add_(Tensor(a!) x, Tensor y) -> ()",
+            lambda x, y: _dropped(cpu_layers.add(x, y)),
+            _nothing,
+        ),
+        Operator(
+            "add_rows_(Tensor(a!) x, Tensor ids, int offset, Tensor table) -> ()",
+            lambda x, ids, offset, table: _dropped(cpu_layers.add_rows(x, ids, offset, table)),
+            _nothing,
+        ),
+        Operator(
+            "gather_columns(Tensor x, Tensor order) -> Tensor",
+            cpu_layers.gather_columns,
+            lambda x, order: x.new_empty(x.shape[0], order.shape[0]),
+        ),
     )
 
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from pagemill import native
 from pagemill.errors import CheckpointError
 from pagemill.ops import reference as ops
-from pagemill.ops.reference import PER_ROW, Int8Rounding
+from pagemill.ops.reference import PER_ROW, Int8Rounding, activation_outputs
 from pagemill.quant.base import LinearShape
-from pagemill.quant.none import activation_outputs
 from pagemill.quant.while_loading import QuantizedWhileLoading
 
 MAX_IN_FEATURES = 65536  # of exact sums in 32 bits

@@ -16,8 +16,9 @@ from pagemill.device.host_memory import lazy_zeros
 from pagemill.ops import cpu as native_ops
 from pagemill.ops import cpu_layers
 from pagemill.ops import reference as ops
+from pagemill.ops.reference import activation_outputs
 from pagemill.quant.base import LinearShape
-from pagemill.quant.none import Unquantized, activation_outputs
+from pagemill.quant.none import Unquantized
 
 
 class NativeDense(Unquantized):

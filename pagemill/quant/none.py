@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from pagemill.ops import reference as ops
 from pagemill.quant.base import LayerPart, LinearShape, QuantMethod, RandomWeights, Target
 
-# Temporaries of the activations that need more than their output, in outputs.
-_ACTIVATION_OUTPUTS = {"gelu_fast": 4, "gelu_new": 4, "quick_gelu": 2, "relu2": 2}
-
 
 class Unquantized:
     """One matrix [out_features, in_features], and a bias [out_features] where the layer has one."""
@@ -83,7 +80,7 @@ class Unquantized:
 
     def gated_outputs(self, gate: str) -> int:
         """Count gate and up, and what the activation needs."""
-        return 2 + activation_outputs(gate)
+        return 2 + ops.activation_outputs(gate)
 
     def extra_bytes_per_token(self, layer: nn.Module) -> int:
         """Return 0."""
@@ -92,11 +89,6 @@ class Unquantized:
     def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
         """Look the rows up."""
         return F.embedding(ids, _weights(layer)[0])
-
-
-def activation_outputs(name: str) -> int:
-    """Return the temporary memory of an activation, its output included, in outputs."""
-    return _ACTIVATION_OUTPUTS.get(name, 1)
 
 
 def _shape(layer: nn.Module) -> LinearShape:

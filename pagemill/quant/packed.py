@@ -29,8 +29,8 @@ from pagemill.ops.packed import (
     pack,
     unfilled,
 )
+from pagemill.ops.reference import activation_outputs
 from pagemill.quant.base import LinearShape
-from pagemill.quant.none import activation_outputs
 
 __all__ = [
     "CODECS", "FUSED_GATES", "SIGNED_TABLE", "UNSIGNED_TABLE", "PackedFormat", "PackedLayers",

@@ -20,7 +20,7 @@ from pagemill import native
 from pagemill.checkpoint.base import Stored
 from pagemill.errors import CheckpointError
 from pagemill.ops import reference as ops
-from pagemill.ops.reference import Int8Rounding
+from pagemill.ops.reference import Int8Rounding, activation_outputs
 from pagemill.quant.base import (
     AnyTarget,
     LayerPart,
@@ -31,7 +31,6 @@ from pagemill.quant.base import (
     Target,
 )
 from pagemill.quant.int8 import Int8Layers
-from pagemill.quant.none import activation_outputs
 from pagemill.quant.packed import (
     PackedFormat,
     PackedLayers,
@@ -472,7 +471,13 @@ def _rows_at_a_time(columns: int) -> int:
 
 
 def _gathered(x: Tensor, order: Tensor | None) -> Tensor:
-    return x if order is None else x.index_select(1, order)
+    if order is None:
+        return x
+    if native.extension() is None:
+        return x.index_select(1, order)
+    from pagemill.ops.cpu_layers import gather_columns
+
+    return gather_columns(x, order)
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

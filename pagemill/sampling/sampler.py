@@ -8,6 +8,7 @@ bounds the temporary memory and changes no result, since no operation looks acro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,12 +78,33 @@ class Sampler:
         """Return one result a row, in order. `logits` [rows, vocab] float32 is overwritten."""
         matrix: Floats = logits.contiguous().cpu().numpy()
         assert matrix.dtype == np.float32 and len(matrix) == len(rows)
+        if all(self._is_plain(row) for row in rows):
+            return self._take_best(matrix, rows)
         step = tile_rows(matrix.shape[1])
         results: list[SampledRow] = []
         for start in range(0, len(rows), step):
             tile = _Tile(matrix[start : start + step], rows[start : start + step], self._math)
             results += self._sample_tile(tile)
         return results
+
+    def _is_plain(self, row: SampleRow) -> bool:
+        """Return whether a row wants its largest logit and nothing else."""
+        spec = row.spec
+        return (
+            spec.temperature < GREEDY_BELOW
+            and spec.logprobs is None
+            and not self._wants_processing(row)
+        )
+
+    def _take_best(self, matrix: Floats, rows: Sequence[SampleRow]) -> list[SampledRow]:
+        """Return the largest entry of each row: what the tiles give, without what they may need."""
+        best, highest = self._math.best(matrix)
+        return [
+            SampledRow((token,) * row.num_samples)
+            if math.isfinite(value)
+            else SampledRow(error=self._not_finite(value))
+            for token, value, row in zip(best.tolist(), highest.tolist(), rows, strict=True)
+        ]
 
     def score_prompt(
         self, logits: Tensor, targets: Sequence[int], counts: Sequence[int]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pagemill.attention.base import AttentionBackend, StepAttention
 from pagemill.batch.block_mover import BlockMover, HostStore
+from pagemill.batch.input_builder import InputBuilder
 from pagemill.batch.kv_store import KVStore
-from pagemill.batch.model_input import ModelInput, build_model_input
+from pagemill.batch.model_input import ModelInput
 from pagemill.batch.request_table import RequestTable
 from pagemill.device.base import Device
 from pagemill.messages import (
@@ -33,8 +34,7 @@ from pagemill.speculation.base import Proposer
 from pagemill.speculation.drafter import NO_DRAFTS_MADE, Drafter, Drafts
 from pagemill.speculation.rejection import accept
 from pagemill.speculation.scorer import scored_rows
-
-Forward = Callable[[Tensor, Tensor, StepAttention], Tensor]
+from pagemill.worker.forward import Forward, PlainForward
 
 
 class ModelRunner:
@@ -59,7 +59,7 @@ class ModelRunner:
         """
         self._model = model
         self._attention_specs = model.attention_specs
-        self._forward: Forward = forward or model.forward
+        self._forward: Forward = forward or PlainForward(model)
         self._backend = backend
         self._kv = kv
         self._mover = BlockMover(kv)
@@ -68,12 +68,12 @@ class ModelRunner:
         self._max_logit_rows = max_logit_rows
         self._table = RequestTable()
         self._drafter = None if proposer is None else Drafter(proposer, self._table)
+        self._inputs = InputBuilder(self._table, kv.block_size, device.torch_device)
 
     def swap_to(self, host: HostStore) -> None:
         """Move blocks out to a host tier from now on."""
         self._mover = BlockMover(self._kv, host)
 
-    @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepOutput:
         """Run one step and return what it made for each scheduled sequence, in order."""
         start = time.perf_counter()
@@ -84,31 +84,26 @@ class ModelRunner:
         self._table.set_blocks(step.scheduled)
         lost = self._mover.move(step.block_moves)
         rows_ready = time.perf_counter()
+        begun, drafts = rows_ready, NO_DRAFTS_MADE
         if self._drafter is not None:
-            self._drafter.begin(step)
-        begun = time.perf_counter()
-        drafts = NO_DRAFTS_MADE if self._drafter is None else self._drafter.draft(step)
+            with torch.inference_mode():
+                self._drafter.begin(step)
+                begun = time.perf_counter()
+                drafts = self._drafter.draft(step)
         if step.is_empty:
             return StepOutput(step.step_id, (), {"prepare": time.perf_counter() - start}, lost)
         drafted = time.perf_counter()
-        batch = build_model_input(
-            self._table,
-            step.scheduled,
-            self._kv.block_size,
-            self._device.torch_device,
-            drafts.counts,
-        )
+        batch = self._inputs.build(step.scheduled, drafts.counts)
         attend = StepAttention(
             self._backend, self._attention_specs, self._kv.layers, batch.attention
         )
         prepared = time.perf_counter()
-        hidden = self._forward(batch.token_ids, batch.positions, attend)
-        logits = self._model.logits(hidden[batch.sample_rows]) if len(batch.sampled) else None
+        hidden, logits = self._compute(batch, attend)
         self._device.synchronize()
         computed = time.perf_counter()
         sampled = self._sample(step.scheduled, batch, logits, drafts)
         del logits
-        prompt_scores, prompt_errors = self._score_prompts(step.scheduled, batch, hidden)
+        prompt_scores, prompt_errors = self._score_prompts(batch, hidden)
         outputs = tuple(
             self._finish(
                 part,
@@ -131,6 +126,18 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of the host tier."""
         self._mover.close()
+
+    def _compute(
+        self, batch: ModelInput, attend: StepAttention
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return hidden states, unless nobody needs them, and the logits of those that sample, if any."""
+        if batch.samples_every_token and batch.prompt is None:
+            return None, self._forward.logits(batch.token_ids, batch.positions, attend)
+        hidden = self._forward.hidden(batch.token_ids, batch.positions, attend)
+        if not len(batch.sampled):
+            return hidden, None
+        with torch.inference_mode():
+            return hidden, self._model.logits(hidden[batch.sample_rows])
 
     def _sample(
         self,
@@ -175,17 +182,18 @@ class ModelRunner:
         )
 
     def _score_prompts(
-        self, scheduled: Sequence[ScheduledSequence], batch: ModelInput, hidden: Tensor
+        self, batch: ModelInput, hidden: Tensor | None
     ) -> tuple[dict[int, tuple[TokenScores, ...]], dict[int, str]]:
         """Return owed prompt scores, and what is wrong with them, by index in `scheduled`."""
         prompt = batch.prompt
-        if prompt is None:
+        if prompt is None or hidden is None:
             return {}, {}
         scores: dict[int, list[TokenScores]] = {}
         errors: dict[int, str] = {}
         for start in range(0, len(prompt.owner), self._max_logit_rows):
             part = slice(start, start + self._max_logit_rows)
-            logits = self._model.logits(hidden[prompt.token_rows[part]])
+            with torch.inference_mode():
+                logits = self._model.logits(hidden[prompt.token_rows[part]])
             owners = prompt.owner[part].tolist()
             counts = [self._table.spec(int(batch.rows[i])).prompt_logprobs or 0 for i in owners]
             results = self._sampler.score_prompt(logits, prompt.target_ids[part].tolist(), counts)

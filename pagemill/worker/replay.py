@@ -1,9 +1,10 @@
 """Steps of few tokens without Python between the kernels: recorded once, then replayed.
 
 In decoding one sequence, Python would take more time between the native calls than some of them do. So
-the calls of a forward pass, from the embedding to the last norm, are recorded with the addresses they
-use (csrc/tape), and made again in one call for every later step of as many tokens. Token ids and
-positions are copied to where the recording has them; attention gets the new step's plan.
+the calls of a forward pass, from the embedding to the last norm or, where every token is sampled from, to
+the logits, are recorded with the addresses they use (csrc/tape), and made again in one call for every
+later step of as many tokens. Token ids and positions are copied to where the recording has them;
+attention gets the new step's plan.
 
 While it is recorded, a pass gets its temporary tensors from an arena that stays. A recording is used
 only after it has given, from an arena full of NaN, the bits that the plain pass gave: whatever a model
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,41 +28,80 @@ from pagemill.attention.base import StepAttention
 from pagemill.attention.cpu import CPUAttention, CPUPlan
 from pagemill.log import get_logger
 from pagemill.models.base import CausalLM
+from pagemill.worker.forward import PlainForward
 
 logger = get_logger(__name__)
 
+# Of token ids, positions and attention; see `worker.forward.Forward`.
+Pass = Callable[[Tensor, Tensor, StepAttention], Tensor]
+
 MAX_TOKENS = 64  # of a recorded step: in larger ones Python's share is small
+MAX_LOGIT_ROWS = 16  # of one that is recorded through to logits: they would take much of the arena
 _SEEN_FIRST = 8  # plain steps of as many tokens before one is recorded: it costs three steps
 _ALIGNMENT = 64
 
 
 def arena_bytes(model: CausalLM) -> int:
-    """Return the memory that recordings keep: the temporaries of their largest step, and slack."""
-    return 2 * model.peak_bytes(MAX_TOKENS, 0) + (1 << 16)
+    """Return the memory that recordings keep: the temporaries of their largest steps, and slack."""
+    hidden = 2 * model.peak_bytes(MAX_TOKENS, 0)
+    return hidden + model.peak_bytes(MAX_LOGIT_ROWS, MAX_LOGIT_ROWS) + (1 << 16)
 
 
 class ReplayedForward:
-    """A model's forward that replays what it can. Its result is valid until the next call."""
+    """A `Forward` that replays what it can."""
 
     def __init__(self, model: CausalLM, backend: CPUAttention) -> None:
+        arena = _Arena(arena_bytes(model))
         self._model = model
+        plain = PlainForward(model)
+        self._hidden = _ReplayedPass(plain.hidden, MAX_TOKENS, backend, arena)
+        self._logits = _ReplayedPass(plain.logits, MAX_LOGIT_ROWS, backend, arena)
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
+        """Run the layers."""
+        return self._hidden.run(token_ids, positions, attend)
+
+    def logits(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
+        """Run the layers and the head; the layers alone are replayed where the head cannot be."""
+        if self._logits.takes(len(token_ids)):
+            return self._logits.run(token_ids, positions, attend)
+        hidden = self._hidden.run(token_ids, positions, attend)
+        with torch.inference_mode():
+            return self._model.logits(hidden)
+
+    @property
+    def recorded_counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the numbers of tokens whose steps are replayed: to hidden states, and to logits."""
+        return self._hidden.recorded_counts, self._logits.recorded_counts
+
+
+class _ReplayedPass:
+    """One of the two passes of a model: run plainly, recorded or replayed, by the number of tokens."""
+
+    def __init__(self, plain: Pass, most_tokens: int, backend: CPUAttention, arena: _Arena) -> None:
+        self._plain = plain
+        self._most_tokens = most_tokens
         self._backend = backend
-        self._arena = _Arena(arena_bytes(model))
+        self._arena = arena
         self._seen: Counter[int] = Counter()
         self._recordings: dict[int, _Recording] = {}
         self._records = True
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
-        """Return hidden states [num_tokens, hidden], the same bits as the model's own forward."""
+    def takes(self, count: int) -> bool:
+        """Return whether steps of so many tokens are, or may come to be, replayed."""
+        return self._records and count <= self._most_tokens
+
+    def run(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
+        """Return the pass's result, valid until the next run of any pass."""
         count = len(token_ids)
         recording = self._recordings.get(count)
         if recording is not None:
             return recording.replay(token_ids, positions, attend)
-        if self._records and count <= MAX_TOKENS:
+        if self.takes(count):
             self._seen[count] += 1
             if self._seen[count] > _SEEN_FIRST:
                 return self._record(token_ids, positions, attend)
-        return self._model.forward(token_ids, positions, attend)
+        return self._plain(token_ids, positions, attend)
 
     @property
     def recorded_counts(self) -> tuple[int, ...]:
@@ -71,8 +111,8 @@ class ReplayedForward:
     def _record(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """Run plainly, note the calls, and keep them if they do the same again."""
         recording = _Recording(self._backend, token_ids, positions)
-        foreign = recording.record(self._model, self._arena, attend)
-        result = recording.hidden.clone()
+        foreign = recording.record(self._plain, self._arena, attend)
+        result = recording.result.clone()
         if foreign is None:
             self._arena.scribble()
             again = recording.replay(token_ids, positions, attend)
@@ -81,7 +121,7 @@ class ReplayedForward:
                 return result
             foreign = "something that is neither torch's nor recorded"
             # The replay may have written other keys and values than the pass.
-            result = self._model.forward(token_ids, positions, attend)
+            result = self._plain(token_ids, positions, attend)
         self._records = False
         logger.debug("steps are not replayed: between native calls the model runs %s", foreign)
         return result
@@ -92,31 +132,36 @@ class _Recording:
 
     def __init__(self, backend: CPUAttention, token_ids: Tensor, positions: Tensor) -> None:
         self._backend = backend
-        self._tape = native.required().Tape()
         self._token_ids, self._positions = token_ids.clone(), positions.clone()
-        self.hidden = torch.empty(0)
+        self._tape = native.required().Tape(
+            self._token_ids.data_ptr(), self._positions.data_ptr(), len(token_ids)
+        )
+        self.result = torch.empty(0)
 
-    def record(self, model: CausalLM, arena: _Arena, attend: StepAttention) -> str | None:
-        """Run the model; return what it did beside native calls, if anything."""
+    def record(self, plain: Pass, arena: _Arena, attend: StepAttention) -> str | None:
+        """Run the pass; return what it did beside native calls, if anything."""
         with _Watch(arena) as watch:
             self._tape.start()
             try:
-                self.hidden = model.forward(self._token_ids, self._positions, attend)
+                self.result = plain(self._token_ids, self._positions, attend)
             finally:
                 self._tape.stop()
         foreign: str | None = watch.foreign
         return foreign
 
     def replay(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
-        """Return the hidden states of a step of as many tokens."""
+        """Return the result of a step of as many tokens."""
+        assert token_ids.dtype == positions.dtype == torch.int64
+        assert token_ids.is_contiguous() and positions.is_contiguous()
         plan: CPUPlan = attend.plan
-        self._token_ids.copy_(token_ids)
-        self._positions.copy_(positions)
         while True:
             scratch = self._backend.scratch
-            needed = self._tape.replay(plan.native, scratch.data_ptr(), scratch.numel())
+            needed = self._tape.replay(
+                token_ids.data_ptr(), positions.data_ptr(), plan.native, scratch.data_ptr(),
+                scratch.numel(),
+            )  # fmt: skip
             if not needed:
-                return self.hidden
+                return self.result
             self._backend.grow_scratch(needed)
 
 

@@ -36,7 +36,9 @@ def test_embedding_rows_are_copies() -> None:
 def test_positions_start_at_the_offset() -> None:
     positions = LearnedPositions(6, 4, build(), offset=2)
     positions.targets("")["weight"].fill(torch.arange(24.0).view(6, 4))
-    assert positions(torch.tensor([0, 3])).tolist() == [[8, 9, 10, 11], [20, 21, 22, 23]]
+    x = torch.ones(2, 4)
+    assert positions(x, torch.tensor([0, 3])) is x
+    assert x.tolist() == [[9, 10, 11, 12], [21, 22, 23, 24]]
 
 
 def test_a_tied_head_has_no_parameter_and_follows_the_embedding() -> None:

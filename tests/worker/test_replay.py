@@ -13,28 +13,38 @@ from torch import Tensor
 from pagemill import native
 from pagemill.attention.base import AttentionBatch, StepAttention
 from pagemill.attention.cpu import CPUAttention
+from pagemill.checkpoint import open_checkpoint
 from pagemill.models.loader import load_model
 from pagemill.worker import replay
-from pagemill.worker.replay import MAX_TOKENS, ReplayedForward
+from pagemill.worker.forward import PlainForward
+from pagemill.worker.replay import MAX_LOGIT_ROWS, MAX_TOKENS, ReplayedForward
 from tests.models.test_loader import _model_type
 from tests.models.tiny import TINY, model_config
 from tests.ops.conftest import needs_extension
+from tests.quant.changing import CHECKPOINTS
 
 pytestmark = needs_extension
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
-# Their feed-forward layers are activated by torch.
-PLAIN = {"gpt2", "opt", "opt-post-norm", "gpt_neox", "gpt_neox-sequential"}
 
 
 class Steps:
     """One model, and the same steps through its own forward and through recordings."""
 
     def __init__(self, name: str, dtype: str, quantization: str | None = None) -> None:
-        config = model_config(
-            {"model_type": _model_type(name), **TINY[name].sizes},
-            load_format="dummy", dtype=dtype, quantization=quantization,
-        )  # fmt: skip
-        self.model = load_model(config, device=torch.device("cpu"), checkpoint=None, dense="native")
+        """Take a tiny model of a family, or a quantized checkpoint of this folder."""
+        checkpoint = None
+        if name in TINY:
+            config = model_config(
+                {"model_type": _model_type(name), **TINY[name].sizes},
+                load_format="dummy", dtype=dtype, quantization=quantization,
+            )  # fmt: skip
+        else:
+            checkpoint = open_checkpoint(CHECKPOINTS / name)
+            method = checkpoint.config["quantization_config"]["quant_method"]
+            config = model_config(checkpoint.config, quantization=method, dtype=dtype)
+        self.model = load_model(
+            config, device=torch.device("cpu"), checkpoint=checkpoint, dense="native"
+        )
         self.vocab = config.shape.vocab_size
         self.backend = CPUAttention()
         self.replayed = ReplayedForward(self.model, self.backend)
@@ -48,8 +58,8 @@ class Steps:
             for _ in range(2)
         ]
 
-    def run(self, counts: list[int], computed: list[int], seed: int) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of both for a step over sequences of four blocks each."""
+    def run(self, counts: list[int], computed: list[int], seed: int) -> list[list[Tensor]]:
+        """Return hidden states and logits, of both, for a step over sequences of four blocks each."""
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, self.vocab, (sum(counts),), generator=generator)
         tables = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1))
@@ -65,20 +75,23 @@ class Steps:
             slot_mapping=torch.cat(slots), block_size=BLOCK_SIZE,
         )  # fmt: skip
         results = []
-        forwards = (self.model.forward, self.replayed)
-        for forward, kv in zip(forwards, self.caches, strict=True):
+        for forward, kv in zip((PlainForward(self.model), self.replayed), self.caches, strict=True):
             attend = StepAttention(self.backend, self.model.attention_specs, kv, batch)
-            with torch.inference_mode():
-                results.append(forward(ids, torch.cat(positions), attend).clone())
-        return results[0], results[1]
+            results.append(
+                [
+                    run(ids, torch.cat(positions), attend).clone()
+                    for run in (forward.hidden, forward.logits)
+                ]
+            )
+        return results
 
 
-def same(pair: tuple[Tensor, Tensor]) -> bool:
-    return torch.equal(*pair)
+def same(results: list[list[Tensor]]) -> bool:
+    return all(torch.equal(plain, replayed) for plain, replayed in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, "gptq-4-act-order-g32", "gptq-8-act-order-row"])
 def test_a_replayed_step_has_the_plain_steps_bits(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +102,7 @@ def test_a_replayed_step_has_the_plain_steps_bits(
     assert same(steps.run([16], [3], seed=2))  # replayed, over other sequences
     for i in range(5):
         assert same(steps.run([1, 1], [12 + i, 20 + i], seed=3 + i))
-    recorded = () if name in PLAIN else (2, 16)
-    assert steps.replayed.recorded_counts == recorded
+    assert steps.replayed.recorded_counts == ((2, 16), (2, 16))
     assert all(
         torch.equal(ours, theirs)
         for pairs in zip(*steps.caches, strict=True)
@@ -115,16 +127,42 @@ def test_steps_of_many_tokens_are_not_recorded(monkeypatch: pytest.MonkeyPatch) 
     steps = Steps("llama", "float32")
     for _ in range(2):
         assert same(steps.run([33, MAX_TOKENS - 32], [0, 0], seed=1))
-    assert steps.replayed.recorded_counts == ()
+    assert steps.replayed.recorded_counts == ((), ())
+
+
+def test_steps_of_many_rows_of_logits_replay_the_layers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 0)
+    steps = Steps("llama", "float32")
+    for i in range(3):
+        assert same(steps.run([MAX_LOGIT_ROWS + 1], [i], seed=i))
+        assert same(steps.run([MAX_LOGIT_ROWS], [i], seed=i))
+    assert steps.replayed.recorded_counts == (
+        (MAX_LOGIT_ROWS, MAX_LOGIT_ROWS + 1),
+        (MAX_LOGIT_ROWS,),
+    )
+
+
+def test_a_head_that_cannot_be_recorded_runs_after_replayed_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 0)
+    steps = Steps("llama", "float32")
+    head = steps.model.head.forward
+    monkeypatch.setattr(steps.model.head, "forward", lambda hidden: head(hidden) + 1.0)
+    for i in range(3):
+        assert same(steps.run([3], [3 * i], seed=i))
+    assert steps.replayed.recorded_counts == ((3,), ())
 
 
 def test_a_step_is_recorded_only_after_some_of_its_size() -> None:
     steps = Steps("llama", "float32")
     for i in range(replay._SEEN_FIRST):
         assert same(steps.run([1], [i], seed=i))
-    assert steps.replayed.recorded_counts == ()
+    assert steps.replayed.recorded_counts == ((), ())
     assert same(steps.run([1], [replay._SEEN_FIRST], seed=9))
-    assert steps.replayed.recorded_counts == (1,)
+    assert steps.replayed.recorded_counts == ((1,), (1,))
 
 
 @pytest.fixture
@@ -142,7 +180,7 @@ def test_scratch_memory_grows_under_a_recording(
     monkeypatch.setattr(replay, "_SEEN_FIRST", 0)
     steps = Steps("llama", "bfloat16")
     assert same(steps.run([2], [0], seed=1))
-    assert steps.replayed.recorded_counts == (2,)
+    assert steps.replayed.recorded_counts == ((2,), (2,))
     before = steps.backend.scratch
     for done in range(2, 60, 2):
         steps.backend.scratch = torch.empty(0, dtype=torch.uint8)
@@ -175,7 +213,7 @@ def test_work_between_native_calls_is_noticed(meddle: Any, monkeypatch: pytest.M
     layers[0] = Meddler(layers[0], meddle)
     for i in range(3):
         assert same(steps.run([3], [3 * i], seed=i))
-    assert steps.replayed.recorded_counts == ()
+    assert steps.replayed.recorded_counts == ((), ())
 
 
 def test_an_engine_replays_unless_told_not_to(tmp_path: Path) -> None:
@@ -195,4 +233,4 @@ def test_an_engine_replays_unless_told_not_to(tmp_path: Path) -> None:
             forward = llm.llm_engine._executor._worker._runner._forward
             counts.append(getattr(forward, "recorded_counts", None))
     assert said[0] == said[1]
-    assert counts == [None, (1,)]
+    assert counts == [None, ((), (1,))]

@@ -124,6 +124,7 @@ void check_linear(Digest& digest);
 void check_linear_int8(Digest& digest);
 void check_norm(Digest& digest);
 void check_parallel(Digest& digest);
+void check_pointwise(Digest& digest);
 void check_qlinear(Digest& digest);
 void check_rope(Digest& digest);
 void check_sampling(Digest& digest);

@@ -25,6 +25,7 @@ constexpr Check kChecks[] = {
     {"linear_int8", driver::check_linear_int8},
     {"norm", driver::check_norm},
     {"parallel", driver::check_parallel},
+    {"pointwise", driver::check_pointwise},
     {"qlinear", driver::check_qlinear},
     {"rope", driver::check_rope},
     {"sampling", driver::check_sampling},
