@@ -35,6 +35,7 @@ from pagemill.quant import (
 )
 from pagemill.quant.base import AnyTarget, Loadable, QuantMethod, RandomWeights
 from pagemill.quant.stored import StoredWeights
+from pagemill.quant.waiting import WaitingRows
 
 logger = get_logger(__name__)
 
@@ -122,6 +123,8 @@ def _build_from(
     model = _build(config, device, dense, tied=tied)
     # From here on a target is held once: the rows of a packed layer go with its last one.
     targets = _match(model, checkpoint, head_alone)
+    if both:
+        targets = {name: _written(target) for name, target in targets.items()}
     _fill(checkpoint, targets)
     if both:
         _settle_head(model)
@@ -167,6 +170,12 @@ def _finish(module: object) -> None:
     """Finish a linear layer; the head, and an embedding that it shares, wait for each other."""
     if isinstance(module, Linear):
         module.finish()
+
+
+def _written(target: AnyTarget) -> AnyTarget:
+    """Return a target that writes a head or an embedding at once, for they are yet to be compared."""
+    is_compared = isinstance(target, WaitingRows) and not isinstance(target.owner, Linear)
+    return target.written() if is_compared else target
 
 
 def _settle_head(model: DecoderLM) -> None:

@@ -13,8 +13,9 @@ from pagemill.layers.base import Build
 from pagemill.layers.embedding import Head, TokenEmbedding
 from pagemill.layers.linear import GatedLinear, Linear, QKVLinear
 from pagemill.models.loader import build_meta_model, load_model
-from pagemill.quant import DENSE_METHODS
+from pagemill.quant import DENSE_METHODS, waiting
 from pagemill.quant.base import RandomWeights
+from pagemill.quant.waiting import WaitingRows
 from pagemill.worker.memory import weight_bytes
 from tests.models.driver import generate
 from tests.models.tiny import TINY, model_config, save_tiny
@@ -94,6 +95,38 @@ def test_logits_are_float32_sums_and_a_tied_embedding_keeps_its_rows(
     copies = sum(p.numel() for p in [*embedding.parameters(), *head.parameters()])
     padded = 48 * 32  # tiles of 16 rows and of 16 or 32 columns
     assert copies == (padded if tied else padded + 37 * 30)
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2, 8), (4, 1, 8), (4, 2, 7), (3, 1, 16)])
+def test_rows_that_wait_are_packed_like_rows_that_are_written(
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "_SLICE_ELEMENTS", 33 * 16)  # tiles are cast one at a time
+    layers = []
+    for waits in (True, False):
+        layer = QKVLinear(33, heads, build("native", dtype), bias=False)
+        for i, part in enumerate("vqk"):
+            target = layer.targets(part)["weight"]
+            assert isinstance(target, WaitingRows)
+            rows = draw(*target.shape, dtype=stored, seed=i)
+            (target if waits else target.written()).fill(rows)
+        layer.finish()
+        layers.append(layer)
+    assert torch.equal(layers[0].packed, layers[1].packed)
+
+
+def test_rows_that_wait_are_never_written_to_the_matrix() -> None:
+    layer = GatedLinear(64, 48, "silu", build("native", torch.bfloat16), bias=False)
+    matrix = layer.weight
+    for part in ("gate", "up"):
+        layer.targets(part)["weight"].fill(torch.ones(48, 64, dtype=torch.bfloat16))
+    layer.finish()
+    assert not matrix.any() and bool(layer.packed.all())
 
 
 def test_a_packed_layer_keeps_no_plain_rows() -> None:
