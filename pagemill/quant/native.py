@@ -129,6 +129,7 @@ def _sources(layer: nn.Module, part_rows: int) -> list[StoredRows]:
     neighbours.
     """
     weight = cast(Tensor, layer.weight)
+    columns = weight.shape[1]
     sources: list[StoredRows] = []
     end = 0
     for rows in sorted(_waiting(layer), key=lambda rows: rows.start):
@@ -136,11 +137,11 @@ def _sources(layer: nn.Module, part_rows: int) -> list[StoredRows]:
             rows.copy_to(weight)
             continue
         if rows.start > end:
-            sources.append(StoredRows(end, weight[end : rows.start], weight.dtype))
+            sources.append(StoredRows(end, weight[end : rows.start], columns, weight.dtype))
         sources.append(rows)
         end = rows.stop
     if end < len(weight):
-        sources.append(StoredRows(end, weight[end:], weight.dtype))
+        sources.append(StoredRows(end, weight[end:], columns, weight.dtype))
     return sources
 
 
@@ -152,13 +153,9 @@ def _pack(rows: StoredRows, packed: Tensor, part: int, parts: int, part_rows: in
     """Pack those of the rows that belong to a part, whose tiles alternate with the other parts'."""
     low = part * part_rows
     first, stop = max(rows.start, low), min(rows.stop, low + part_rows)
-    step = rows.step(native_ops.TILE)
-    for start in range(first, stop, step):
+    for start, values in rows.slices(first, stop, native_ops.TILE):
         tile = (start - low) // native_ops.TILE
-        native_ops.pack_linear(
-            rows.values(start, min(start + step, stop)), packed,
-            tile_first=part + tile * parts, tile_step=parts,
-        )  # fmt: skip
+        native_ops.pack_linear(values, packed, tile_first=part + tile * parts, tile_step=parts)
 
 
 def _waiting(layer: nn.Module) -> list[StoredRows]:

@@ -5,6 +5,7 @@ Called by the formats that pack plain rows, and by the loader.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 from pagemill.checkpoint.base import Stored
 from pagemill.quant.base import Target
 
-# Elements that are cast at a time on their way into tiles.
-_SLICE_ELEMENTS = 1 << 20
+# Elements that are cast at a time on their way into tiles: they stay in the caches.
+_SLICE_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class StoredRows:
     """Rows of a layer's matrix from `start` on, as a file or memory has them."""
 
     start: int
-    stored: Stored  # [rows, in_features]
+    stored: Stored  # [rows, columns]
+    columns: int
     dtype: torch.dtype  # the model's
 
     @property
@@ -31,19 +33,28 @@ class StoredRows:
         stored = self.stored
         return self.start + (len(stored) if isinstance(stored, Tensor) else stored.rows)
 
-    def step(self, multiple: int) -> int:
-        """Return how many rows to take at a time, a multiple: all of those that need no cast."""
-        if isinstance(self.stored, Tensor) and self.stored.dtype == self.dtype:
-            return max(1, self.stop - self.start)
-        columns = self.values(self.start, self.start + 1).shape[1]
-        return max(1, _SLICE_ELEMENTS // columns // multiple) * multiple
+    def slices(self, start: int, stop: int, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield (row, rows from there on) of rows start:stop in the model's dtype.
 
-    def values(self, start: int, stop: int) -> Tensor:
-        """Return rows start:stop of the matrix in the model's dtype."""
-        first, last = start - self.start, stop - self.start
-        if isinstance(self.stored, Tensor):
-            return self.stored[first:last].to(self.dtype)
-        return self.stored.values(first, last).to(self.dtype)
+        What needs no cast comes at once; else some rows at a time, a multiple but for the last, in
+        memory that the next ones take.
+        """
+        if start >= stop:
+            return
+        stored, first = self.stored, self.start
+        if isinstance(stored, Tensor) and stored.dtype == self.dtype:
+            yield start, stored[start - first : stop - first]
+            return
+        step = max(1, _SLICE_ELEMENTS // self.columns // multiple) * multiple
+        room = torch.empty(min(step, stop - start), self.columns, dtype=self.dtype)
+        for begin in range(start, stop, step):
+            end = min(begin + step, stop)
+            part = room[: end - begin]
+            if isinstance(stored, Tensor):
+                part.copy_(stored[begin - first : end - first])
+            else:
+                part.copy_(stored.values(begin - first, end - first))
+            yield begin, part
 
     def copy_to(self, weight: Tensor) -> None:
         """Write the rows into the matrix."""
@@ -59,7 +70,7 @@ class WaitingRows(Target):
 
     def fill(self, stored: Stored) -> None:
         """Keep the rows, views of the mapped file; write them where they come in another shape."""
-        rows = StoredRows(self.start, stored, self.view.dtype)
+        rows = StoredRows(self.start, stored, self.view.shape[1], self.view.dtype)
         if isinstance(stored, Tensor):
             as_is = stored.shape == self.view.shape and stored.stride(1) == 1
         else:
