@@ -36,6 +36,7 @@ NB_MODULE(_C, m) {
   // Operations that a model's forward pass calls are `recorded`. The interpreter runs other threads
   // meanwhile.
   using Free = nb::call_guard<nb::gil_scoped_release>;
+  m.def("touch_tiles", &touch_tiles, Free());
   m.def("pack_linear", &pack_linear, Free());
   m.def("linear_rows", recorded(&linear_rows), Free());
   m.def("linear", recorded(&linear), Free());

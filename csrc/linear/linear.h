@@ -28,6 +28,10 @@ enum class Epilogue : int { none = 0, silu_gated = 1, gelu_tanh_gated = 2 };
 void pack_linear(uintptr_t weight, int64_t rows, int64_t k, int64_t stride, uintptr_t packed,
                  int64_t tile_first, int64_t tile_step, int dtype);
 
+// Write to each page of `tiles` zeroed tiles of k inputs, the thread that will read it first: the page
+// then lies on that thread's NUMA node. `grain` tiles stay together, as in `linear`: 2 where gated.
+void touch_tiles(uintptr_t packed, int64_t tiles, int64_t k, int64_t grain, int dtype);
+
 // Copy row ids[i] of the packed matrix to out[i, 0..k); ids outside 0..n-1 throw.
 void linear_rows(uintptr_t ids, int64_t count, uintptr_t packed, int64_t n, int64_t k,
                  uintptr_t out, int dtype);

@@ -41,6 +41,21 @@ void pack_linear(uintptr_t weight, int64_t rows, int64_t k, int64_t stride, uint
   });
 }
 
+void touch_tiles(uintptr_t packed, int64_t tiles, int64_t k, int64_t grain, int dtype) {
+  check_dtype(dtype, "touch_tiles");
+  check(tiles >= 0 && k >= 1 && grain >= 1, "touch_tiles", "sizes", "must be positive");
+  check(tiles == 0 || packed != 0, "touch_tiles", "packed", "must not be null");
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t tile = static_cast<uintptr_t>(ceil_div(k, tile_depth(dtype)) * kTileBytes);
+  parallel_for(tiles, grain, [=](int64_t first, int64_t last) {
+    const uintptr_t end = packed + static_cast<uintptr_t>(last) * tile;
+    // The page that two parts share is the one's in which it begins.
+    uintptr_t page = packed + static_cast<uintptr_t>(first) * tile;
+    if (first > 0) page = (page + kPage - 1) / kPage * kPage;
+    for (; page < end; page = page / kPage * kPage + kPage) *reinterpret_cast<volatile char*>(page) = 0;
+  });
+}
+
 void linear_rows(uintptr_t ids, int64_t count, uintptr_t packed, int64_t n, int64_t k,
                  uintptr_t out, int dtype) {
   check_dtype(dtype, "linear_rows");

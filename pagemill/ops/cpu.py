@@ -34,6 +34,13 @@ def fuses_gate(activation: str) -> bool:
     return activation in _EPILOGUES
 
 
+def touch_tiles(packed: Tensor, *, grain: int = 1) -> None:
+    """Give each page of fresh, zeroed tiles to the thread that will read it; gated ones have grain 2."""
+    assert packed.is_contiguous()
+    tiles, k_tiles, _, depth = packed.shape
+    _C.touch_tiles(packed.data_ptr(), tiles, k_tiles * depth, grain, _DTYPES[packed.dtype])
+
+
 def pack_linear(weight: Tensor, packed: Tensor, *, tile_first: int = 0, tile_step: int = 1) -> None:
     """Copy weight [out, in] into every `tile_step`-th tile of `packed`, from tile_first on.
 
