@@ -174,8 +174,9 @@ def _finish(module: object) -> None:
 
 def _written(target: AnyTarget) -> AnyTarget:
     """Return a target that writes a head or an embedding at once, for they are yet to be compared."""
-    is_compared = isinstance(target, WaitingRows) and not isinstance(target.owner, Linear)
-    return target.written() if is_compared else target
+    if isinstance(target, WaitingRows) and not isinstance(target.owner, Linear):
+        return target.written()
+    return target
 
 
 def _settle_head(model: DecoderLM) -> None:

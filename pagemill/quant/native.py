@@ -61,6 +61,7 @@ class NativeDense(Unquantized):
             packed = torch.empty(sizes, dtype=weight.dtype, device="meta")
         else:
             packed = lazy_zeros(sizes, weight.dtype)
+            native_ops.touch_tiles(packed, grain=parts)
             for rows in _sources(layer, part_rows):
                 for part in range(parts):
                     _pack(rows, packed, part, parts, part_rows)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from pagemill import native
 from pagemill.checkpoint import open_checkpoint
 from pagemill.layers.base import Build
 from pagemill.layers.embedding import Head, TokenEmbedding
@@ -20,6 +25,9 @@ from pagemill.worker.memory import weight_bytes
 from tests.models.driver import generate
 from tests.models.tiny import TINY, model_config, save_tiny
 from tests.ops.conftest import needs_extension
+
+if native.extension() is not None:
+    from pagemill.ops import cpu as native_ops
 
 pytestmark = needs_extension
 CPU = torch.device("cpu")
@@ -127,6 +135,24 @@ def test_rows_that_wait_are_never_written_to_the_matrix() -> None:
         layer.targets(part)["weight"].fill(torch.ones(48, 64, dtype=torch.bfloat16))
     layer.finish()
     assert not matrix.any() and bool(layer.packed.all())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_touching_tiles_writes_to_every_page_and_leaves_zeros(threads: int) -> None:
+    module = native.required()
+    before = module.num_threads()
+    shape = native_ops.packed_shape(700, 300, torch.float32)
+    pages = mmap.mmap(-1, 4 * math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # a system without large pages
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    packed = torch.frombuffer(pages, dtype=torch.float32).view(shape)
+    module.set_num_threads(threads)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    native_ops.touch_tiles(packed)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    module.set_num_threads(before)
+    assert faults >= len(pages) // mmap.PAGESIZE
+    assert not packed.any()
 
 
 def test_a_packed_layer_keeps_no_plain_rows() -> None:
