@@ -31,7 +31,7 @@ from pagemill.speculation.base import Proposer, RankParts
 from pagemill.worker.host_tier import open_host_tier
 from pagemill.worker.memory import check_fits, plan_memory
 from pagemill.worker.model_runner import ModelRunner
-from pagemill.worker.replay import ReplayedForward
+from pagemill.worker.replay import Pass, ReplayedForward
 
 logger = get_logger(__name__)
 
@@ -103,7 +103,7 @@ class Worker:
             device.torch_device,
             device.dense_weights,
             self._plan.num_blocks,
-            lambda model: _replayed(config, model, backend),
+            lambda model: _replayed_layers(config, model, backend),
         )
         with refused_memory("the draft model and its cache were made"):
             return PROPOSERS.load(config.speculative.method).make(config, parts)
@@ -129,3 +129,11 @@ def _replayed(
     if config.device.enforce_eager or not isinstance(backend, CPUAttention):
         return None
     return ReplayedForward(model, backend)
+
+
+def _replayed_layers(
+    config: EngineConfig, model: DecoderLM, backend: AttentionBackend
+) -> Pass | None:
+    """Return the pass to hidden states of such a forward, for a model beside the target."""
+    replayed = _replayed(config, model, backend)
+    return None if replayed is None else replayed.hidden
