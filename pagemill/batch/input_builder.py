@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pagemill.attention.base import AttentionBatch
 from pagemill.batch.model_input import ModelInput, build_model_input
@@ -31,22 +30,15 @@ class InputBuilder:
         self._device = device
         self._decoding: _Decoding | None = None
 
-    def build(
-        self,
-        scheduled: Sequence[ScheduledSequence],
-        num_drafted: NDArray[np.int64] | None = None,
-    ) -> ModelInput:
-        """Return the flat batch of one step; arguments as `build_model_input`'s."""
+    def build(self, scheduled: Sequence[ScheduledSequence]) -> ModelInput:
+        """Return the flat batch of one step without drafts; as `build_model_input`."""
         decoding = self._decoding
-        if num_drafted is None and decoding is not None and decoding.is_continued_by(scheduled):
+        if decoding is not None and decoding.is_continued_by(scheduled):
             return decoding.advance(self._table, scheduled)
         self._decoding = None
-        batch = build_model_input(
-            self._table, scheduled, self._block_size, self._device, num_drafted
-        )
-        decodes = num_drafted is None and batch.samples_every_token and batch.prompt is None
+        batch = build_model_input(self._table, scheduled, self._block_size, self._device)
         # Tensors elsewhere than in the host's memory are copies, which do not move on with the arrays.
-        if decodes and self._device.type == "cpu":
+        if batch.samples_every_token and batch.prompt is None and self._device.type == "cpu":
             self._decoding = _Decoding(batch, scheduled)
         return batch
 
