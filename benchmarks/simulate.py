@@ -6,7 +6,7 @@
 A step costs what the cost model says (weights, tokens, context, sequences), requests arrive at random, and what
 each of them waited for is written down. Prints percentiles of the time to the first token and between tokens,
 goodput (requests a second that kept both limits), preemptions, prefix hits, and how unevenly tenants were served.
-`--plot FILE.png` (or .svg) draws the distributions; give several policies to compare them on the same arrivals.
+`--plot FILE.svg` draws the distributions; give several policies to compare them on the same arrivals.
 
 `--pool-study`: all requests come at once, over a pool of one fifth of the blocks that they would use if there were
 enough. Prints tokens a second for each hand-set `max_num_seqs`, beside the `--max-num-seqs` given, where
@@ -25,9 +25,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.svg import Panel, picture
 from benchmarks.workloads import ANSWER, WORKLOADS, Arrival, Workload, arrivals
 from pagemill.config import SchedulerConfig
 from pagemill.core.policies import POLICIES
@@ -314,33 +316,16 @@ def pool_study(setup: Setup, widths: Iterable[int]) -> list[tuple[int, float, in
     return rows
 
 
-def plot(results: dict[str, Result], limits: tuple[float, float], path: str) -> None:
-    """Draw the distributions of the waits, one line a policy, and what tenants got."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
-    for axis, name, title in (
-        (axes[0], "first_token_s", "time to the first token"),
-        (axes[1], "worst_gap_s", "longest pause between tokens"),
-    ):
-        for policy, result in results.items():
-            values = np.sort(np.array(getattr(result, name)))
-            axis.plot(values, np.arange(1, len(values) + 1) / len(values), label=policy)
-        axis.set(xscale="log", xlabel="seconds", ylabel="share of requests", title=title)
-        axis.grid(alpha=0.3)
-        axis.legend()
-    width = 0.8 / len(results)
-    for at, (policy, result) in enumerate(results.items()):
-        service = result.service()
-        label = f"{policy}: goodput {result.goodput(*limits):.2f}/s"
-        places = [tenant + at * width for tenant in service]
-        axes[2].bar(places, list(service.values()), width, label=label)
-    axes[2].set(xlabel="tenant", ylabel="tokens a second", title="service while others wait too")
-    axes[2].legend()
-    figure.savefig(path, dpi=110)
+def draw(results: dict[str, Result]) -> str:
+    """Return a picture of the waits, one curve a policy, and of what tenants got."""
+    first = Panel("time to the first token", "seconds", "share of requests")
+    first.curves({policy: result.first_token_s for policy, result in results.items()})
+    first.legend(list(results))
+    gaps = Panel("longest pause between tokens", "seconds", "share of requests")
+    gaps.curves({policy: result.worst_gap_s for policy, result in results.items()})
+    service = Panel("service while others wait too", "tenant", "tokens a second")
+    service.bars({policy: result.service() for policy, result in results.items()})
+    return picture([first, gaps, service])
 
 
 def main() -> None:
@@ -361,7 +346,7 @@ def main() -> None:
     parser.add_argument("--first-limit-s", type=float, default=5.0)
     parser.add_argument("--gap-limit-s", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", default=None, metavar="FILE")
+    parser.add_argument("--plot", default=None, metavar="FILE.svg")
     args = parser.parse_args()
     setup = Setup(
         work=WORKLOADS[args.workload],
@@ -383,7 +368,7 @@ def main() -> None:
         results[policy] = Simulation(run).run()
         report(policy, results[policy], limits)
     if args.plot is not None and results:
-        plot(results, limits, args.plot)
+        Path(args.plot).write_text(draw(results))
 
 
 if __name__ == "__main__":

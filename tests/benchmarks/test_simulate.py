@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
-from benchmarks.simulate import Result, Setup, Simulation, pool_study
+from benchmarks.simulate import Result, Setup, Simulation, draw, pool_study
+from benchmarks.svg import COLOURS
 from benchmarks.workloads import WORKLOADS, Workload, arrivals
 
 SMALL = Workload(60, 0.8, 40, 0.8, prompt_max=400, output_max=120)
@@ -57,3 +60,19 @@ def test_a_fifth_of_the_pool_gives_most_of_the_throughput_of_the_best_width(poli
     )
     rows = pool_study(setup, widths=(4, 6, 8, 12))
     assert rows[-1][1] >= 0.8 * max(speed for _, speed, _ in rows)
+
+
+def test_picture_is_a_document_with_a_curve_a_policy_and_a_bar_a_tenant() -> None:
+    results = {p: simulate(SMALL, p, rate=20.0, max_num_seqs=4) for p in ("fcfs", "fair")}
+    root = ElementTree.fromstring(draw(results))
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{space}svg"
+    curves = root.findall(f".//{space}polyline")
+    assert len(curves) == 2 * len(results)
+    for curve in curves:
+        numbers = [float(n) for point in curve.attrib["points"].split() for n in point.split(",")]
+        assert numbers[::2] == sorted(numbers[::2])
+        assert numbers[1::2] == sorted(numbers[1::2], reverse=True)
+    tenants = {t for result in results.values() for t in result.service()}
+    bars = [r for r in root.findall(f".//{space}rect") if r.get("fill") in COLOURS]
+    assert len(bars) == len(results) * (1 + len(tenants))  # and its place in the legend
