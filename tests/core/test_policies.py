@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.core.block_manager import BlockManager
+from pagemill.core.host_tier import SwappedTable
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
 from pagemill.core.policies.fair import Tenants
@@ -319,3 +320,40 @@ def test_many_that_wait_for_one_prefix_are_looked_up_some_a_step() -> None:
         assert next(iter(queue)) is sequences[0]
         assert num_lookups - before < 1000
     assert {queue._depths[s.seq_id] for s in sequences[:-1]} == {5}
+
+
+class Tiers:
+    """An index of two tiers: names of blocks on the device, in the host tier, and swapped tokens."""
+
+    block_size = 4
+
+    def __init__(self) -> None:
+        self.device: set[bytes] = set()
+        self.host: set[bytes] = set()
+        self.tables: dict[int, SwappedTable] = {}
+
+    def find(self, name: bytes) -> int | None:
+        return 0 if name in self.device else None
+
+    def find_slot(self, name: bytes) -> int | None:
+        return 0 if name in self.host else None
+
+    def swapped(self, seq_id: int) -> SwappedTable | None:
+        return self.tables.get(seq_id)
+
+
+def test_what_the_host_tier_has_counts_as_cached() -> None:
+    tiers = Tiers()
+    queue = POLICIES.load("prefix")(PolicySetting(tiers)).make_queue()
+    plain, known, swapped = (make_sequence(number, 12) for number in range(3))
+    for sequence in (plain, known, swapped):
+        sequence.block_names.extend(b"%d-%d" % (sequence.seq_id, i) for i in range(3))
+    tiers.device = {b"1-0"}
+    tiers.host = {b"1-1"}
+    tiers.tables = {2: SwappedTable((0, 1, 2), 12)}
+    for sequence in (plain, known, swapped):
+        queue.add(sequence)
+    assert list(queue) == [swapped, known, plain]
+    tiers.host.clear()
+    tiers.tables.clear()
+    assert list(queue) == [known, plain, swapped]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pagemill.core.host_tier import SwappedTable
 from pagemill.core.sequence import Sequence, SequenceGroup
 
 # Keys of one kind are compared with each other only, the smallest first.
@@ -24,6 +25,14 @@ class PrefixIndex(Protocol):
 
     def find(self, name: bytes) -> int | None:
         """Return the block with these contents, or None."""
+        ...
+
+    def find_slot(self, name: bytes) -> int | None:
+        """Return the slot of the host tier with these contents, or None."""
+        ...
+
+    def swapped(self, seq_id: int) -> SwappedTable | None:
+        """Return what a swapped sequence has in the host tier, or None."""
         ...
 
 

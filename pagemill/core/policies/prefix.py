@@ -1,4 +1,4 @@
-"""Longest cached prefix first: what is in the cache is used before it is evicted, and nobody waits for ever.
+"""Longest cached prefix first: what is in the cache, on the device or in the host tier, is used before it is evicted, and nobody waits for ever.
 
 Of the waiting, the one with the most leading blocks in the prefix cache is admitted first; equal ones in order
 of arrival. So requests with one system prompt, or turns of one conversation, run one after the other.
@@ -136,17 +136,24 @@ class PrefixQueue:
                     del self._awaiting[name]
 
     def _depth(self, sequence: Sequence) -> int:
-        """Return how many leading blocks need no computing: those found, or those it holds."""
-        num_held = sequence.num_computed // self._prefixes.block_size
-        if num_held:
-            return num_held
-        names, find = sequence.block_names, self._prefixes.find
-        depth = self._depths.get(sequence.seq_id, 0)
-        while depth and find(names[depth - 1]) is None:
+        """Return how many leading blocks need no computing: found in a tier, swapped, or held."""
+        size = self._prefixes.block_size
+        swapped = self._prefixes.swapped(sequence.seq_id)
+        if swapped is not None:
+            return swapped.num_tokens // size
+        if sequence.num_computed >= size:
+            return sequence.num_computed // size
+        names = sequence.block_names
+        depth = min(self._depths.get(sequence.seq_id, 0), len(names))
+        while depth and not self._is_found(names[depth - 1]):
             depth -= 1
-        while depth < len(names) and find(names[depth]) is not None:
+        while depth < len(names) and self._is_found(names[depth]):
             depth += 1
         return depth
+
+    def _is_found(self, name: bytes) -> bool:
+        find, find_slot = self._prefixes.find, self._prefixes.find_slot
+        return find(name) is not None or find_slot(name) is not None
 
     def _key(self, sequence: Sequence) -> Key:
         return (-self._depths[sequence.seq_id], *arrival_key(sequence))
