@@ -36,6 +36,9 @@ class HostTierPlan:
     slot_bytes: int
     place: str  # where the bytes are, in words
     costs: MoveCosts
+    lasts: bool = (
+        False  # it is there for who starts next: prefixes are written when they are computed
+    )
     kept: tuple[
         tuple[int, bytes], ...
     ] = ()  # (slot, block name) from before, unused for longest first

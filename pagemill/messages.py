@@ -168,6 +168,11 @@ class BlockMoves:
     swap_in: tuple[SwapIn, ...] = ()
     forgets_host: bool = False  # first of all: nothing in the tier may be found after a restart
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to do."""
+        return not (self.copies or self.swap_out or self.swap_in or self.forgets_host)
+
 
 @dataclass(frozen=True, slots=True)
 class LostMoves:

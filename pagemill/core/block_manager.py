@@ -53,7 +53,8 @@ class BlockManager:
         self._tier = tier
         self._tables: dict[int, list[int]] = {}
         self._copies: list[tuple[int, int]] = []  # of the step that is being committed
-        self._sealed: set[int] = set()  # by that step, or by the one in flight
+        self._sealed: dict[int, None] = {}  # by that step, or by the one in flight
+        self._unsaved: dict[int, None] = {}  # sealed before, and to be kept in a tier that lasts
 
     # ------------------------------------------------------------ read
 
@@ -161,7 +162,7 @@ class BlockManager:
 
     def _seal(self, block: int, name: bytes) -> None:
         self._pool.seal(block, name)
-        self._sealed.add(block)
+        self._sealed[block] = None
 
     def seal(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
         """Let the blocks be found that positions [num_computed, num_tokens) fill up."""
@@ -235,6 +236,19 @@ class BlockManager:
         self._release(sequence.seq_id)
         return True
 
+    def save_prefixes(self) -> None:
+        """Let a tier that lasts keep what was computed since the last time.
+
+        To be done before a step takes any block: what is found then is what the block holds.
+        """
+        if self._tier is None or not self._unsaved:
+            return
+        for block in self._unsaved:
+            name = self._pool.name_of(block)
+            if name is not None:
+                self._tier.keep(block, name)
+        self._unsaved.clear()
+
     def take_moves(self) -> BlockMoves:
         """Return the moves of the step that is committed now."""
         out, in_, forgets = ((), (), False) if self._tier is None else self._tier.take_moves()
@@ -244,6 +258,8 @@ class BlockManager:
 
     def landed(self) -> None:
         """Say that the step in flight has a result: what it sealed holds what it should."""
+        if self._tier is not None and self._tier.saves:
+            self._unsaved.update(dict.fromkeys(reversed(self._sealed)))  # tails are used least
         self._sealed.clear()
 
     def lose(self, lost: LostMoves) -> tuple[frozenset[int], list[int]]:

@@ -71,6 +71,10 @@ class BlockPool:
         """Return the block with these contents, used or cached, or None."""
         return self._index.get(name)
 
+    def name_of(self, block: int) -> bytes | None:
+        """Return the name under which the block is found, or None."""
+        return self._names.get(block)
+
     # ------------------------------------------------------------ change
 
     def allocate(self) -> tuple[int, bytes | None]:

@@ -45,6 +45,7 @@ class HostTier:
         self._costs = plan.costs
         self._block_size = block_size
         self._mode = mode
+        self.saves = plan.lasts  # prefixes are to be kept here as soon as they are computed
         self._pool = BlockPool(plan.num_slots, plan.kept)
         self._tables: dict[int, SwappedTable] = {}
         self._is_open = plan.num_slots > 0
@@ -124,7 +125,7 @@ class HostTier:
         return True
 
     def keep(self, block: int, name: bytes) -> None:
-        """Keep the contents of a block that the device pool takes for something else."""
+        """Keep the contents of a block, which the device pool may take for something else now."""
         if not self._keeps_prefixes:
             return
         slot = self._pool.find(name)

@@ -186,6 +186,13 @@ class Scheduler:
             self._in_flight = output.step_id
         return output
 
+    def last_step(self) -> SchedulerOutput | None:
+        """Return what is left to be kept in a tier that lasts when the engine ends; None: nothing."""
+        if self._in_flight is not None:
+            return None  # that step failed, and what it should have computed is not there
+        step = self._commit.last()
+        return None if step.block_moves.is_empty else step
+
     def update(self, scheduled: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
         """Take a step's results in; return what is new, for the output processor.
 

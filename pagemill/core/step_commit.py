@@ -33,6 +33,7 @@ class StepCommit:
     def commit(self, plan: StepPlan, ignored: tuple[IgnoredRequest, ...]) -> SchedulerOutput:
         """Carry out a plan; return the step, which also answers what was `ignored`."""
         lookups = self._claim_prefixes(plan)
+        self._blocks.save_prefixes()
         num_swapped = sum([self._roster.preempt(victim) for victim in plan.preempted])
         if plan.passed:
             running = SequenceStatus.RUNNING
@@ -60,6 +61,15 @@ class StepCommit:
             num_swapped_out=num_swapped,
             prefix_lookups=lookups,
             queues=self._roster.queue_sizes(),
+        )
+        self._num_steps += 1
+        return output
+
+    def last(self) -> SchedulerOutput:
+        """Return a step that computes nothing, and keeps what a tier that lasts does not have yet."""
+        self._blocks.save_prefixes()
+        output = SchedulerOutput(
+            step_id=self._num_steps, scheduled=(), block_moves=self._blocks.take_moves()
         )
         self._num_steps += 1
         return output

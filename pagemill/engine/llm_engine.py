@@ -213,8 +213,8 @@ class LLMEngine:
         return outputs
 
     def _execute(self, scheduled: SchedulerOutput) -> StepOutput:
-        has_news = scheduled.removed_seq_ids or scheduled.block_moves.forgets_host
-        if scheduled.is_empty and not has_news:
+        is_idle = scheduled.is_empty and scheduled.block_moves.is_empty
+        if is_idle and not scheduled.removed_seq_ids:
             return StepOutput(scheduled.step_id, ())
         return self._executor.execute(scheduled)
 
@@ -287,9 +287,16 @@ class LLMEngine:
         self._executor.check_health()
 
     def shutdown(self) -> None:
-        """End the ranks; calling it twice is harmless."""
+        """End the ranks; calling it twice is harmless. A tier that lasts gets what it lacks first."""
+        last = None if self._dead else self._scheduler.last_step()
         self._dead = self._dead or "it was shut down"
-        self._executor.shutdown()
+        try:
+            if last is not None:
+                self._executor.execute(last)
+        except EngineDeadError as error:
+            logger.warning("the last prefixes are not kept for the next start: %s", error)
+        finally:
+            self._executor.shutdown()
 
     def _raise_if_dead(self) -> None:
         if self._dead is not None:

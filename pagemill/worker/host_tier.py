@@ -69,7 +69,12 @@ def open_host_tier(
         compute_context_s=context_s,
     )
     plan = HostTierPlan(
-        num_slots=num_slots, slot_bytes=slot_bytes, place=store.place, costs=costs, kept=kept
+        num_slots=num_slots,
+        slot_bytes=slot_bytes,
+        place=store.place,
+        costs=costs,
+        lasts=cache.kv_cache_file is not None,
+        kept=kept,
     )
     return plan, store
 

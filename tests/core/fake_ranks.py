@@ -140,10 +140,10 @@ class Shuffled(Policy):
         return (sequence.seq_id * 104729 % 97, sequence.seq_id)
 
 
-def tier_plan(num_slots: int) -> HostTierPlan:
+def tier_plan(num_slots: int, *, lasts: bool = False) -> HostTierPlan:
     """Return a host tier whose moves cost nothing beside computing."""
     costs = MoveCosts(swap_out_s=1e-6, swap_in_s=1e-6, compute_token_s=1e-3, compute_context_s=0.0)
-    return HostTierPlan(num_slots=num_slots, slot_bytes=1, place="memory", costs=costs)
+    return HostTierPlan(num_slots=num_slots, slot_bytes=1, place="memory", costs=costs, lasts=lasts)
 
 
 def policy_names() -> list[str]:

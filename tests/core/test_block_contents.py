@@ -38,6 +38,7 @@ class Workload:
             caches_prefixes=rng.random() < 0.8,
             num_slots=rng.choice([0, 2, least, 4 * least]),
             mode=rng.choice(["auto", "auto", "swap", "recompute"]),
+            lasts=rng.random() < 0.4,
         )
         self.histories: dict[bytes, tuple[int, ...]] = {}  # block name -> what its slots hold
         self.num_added = 0
@@ -53,6 +54,10 @@ class Workload:
         while self.sim.scheduler.has_unfinished():
             self.step()
         self.step()
+        last = self.sim.scheduler.last_step()
+        if last is not None:
+            self.sim.ranks.execute(last)
+            self.check_contents()
         self.sim.check_end()
 
     def add(self) -> None:

@@ -242,6 +242,23 @@ def test_evicted_prefix_comes_back_instead_of_being_computed() -> None:
     assert sim.samples["r00"][0].token_ids == sim.samples["r10"][0].token_ids
 
 
+def test_a_tier_that_lasts_gets_prefixes_as_they_are_computed_and_the_rest_at_the_end() -> None:
+    sim = crowded(num_blocks=64, caches_prefixes=True, lasts=True)
+    sim.add(make_request("a", tuple(range(100, 124)), max_tokens=4))
+    sim.step()
+    assert sim.ranks.num_out == 0, "nothing is there before the step is done"
+    sim.step()
+    assert sim.ranks.num_out == 6
+    sim.run()
+    sim.add(make_request("b", tuple(range(200, 216)), max_tokens=1))
+    sim.step()
+    last = sim.scheduler.last_step()
+    assert last is not None and len(last.block_moves.swap_out) == 4
+    sim.ranks.execute(last)
+    sim.scheduler.check_invariants()
+    assert sim.scheduler.last_step() is None
+
+
 def test_two_requests_of_one_step_bring_a_prefix_back_once() -> None:
     sim = crowded(num_blocks=16, caches_prefixes=True)
     sim.add(make_request("a", tuple(range(100, 124)), max_tokens=1))

@@ -50,6 +50,7 @@ class Simulation:
         self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
         policy: str = "fcfs", caches_prefixes: bool = False, num_slots: int = 0, mode: str = "auto",
         tenant_weights: dict[str, float] | None = None, num_drafts: int = 0,
+        lasts: bool = False,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy,
@@ -61,7 +62,7 @@ class Simulation:
         self.scheduler = Scheduler(
             config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len,
             caches_prefixes=caches_prefixes, speculative=drafting(num_drafts),
-            host_tier=tier_plan(num_slots) if num_slots else None,
+            host_tier=tier_plan(num_slots, lasts=lasts) if num_slots else None,
             clock=lambda: self.now,
         )  # fmt: skip
         self.ranks = FakeRanks(num_blocks, block_size)
@@ -136,6 +137,10 @@ class Simulation:
             self.step()
             assert self.num_steps < max_steps, "no end"
         self.step()  # drops the last rows
+        last = self.scheduler.last_step()
+        if last is not None:
+            self.ranks.execute(last)
+            self.scheduler.check_invariants()
         self.check_end()
 
     def check_end(self) -> None:
@@ -202,6 +207,7 @@ class RandomService(RuleBasedStateMachine):
             caches_prefixes=data.draw(st.booleans()),
             num_drafts=data.draw(st.sampled_from([0, 1, 4, 9])),
             num_slots=data.draw(st.sampled_from([0, 1, least, 4 * least])),
+            lasts=data.draw(st.booleans()),
             mode=data.draw(st.sampled_from(["auto", "swap", "recompute"])),
         )
         self.num_added = 0

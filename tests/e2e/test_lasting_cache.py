@@ -6,6 +6,7 @@ disk is full. Whatever happens, every answer is the one that an engine without a
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import random
@@ -80,6 +81,21 @@ def test_a_restarted_engine_answers_known_prefixes_without_computing_them(
         assert metric(llm, "prefix_cache_host_hits") == 32
         assert metric(llm, "swapped_in_blocks") == 4
         assert answers(llm, PROMPTS, PARAMS) == expected
+
+
+def test_a_prefix_that_was_never_evicted_is_found_as_well(
+    folder: Path, expected: list[Answer], tmp_path: Path
+) -> None:
+    large = {"kv_cache_memory_bytes": 1 << 22, "kv_cache_file": str(tmp_path / "tier")}
+    with engine(folder, **large) as llm:
+        one = dataclasses.replace(PARAMS, max_tokens=1)
+        llm.generate(PROMPTS[0], one, use_tqdm=False)  # written when the engine ends
+        llm.generate(PROMPTS[1], PARAMS, use_tqdm=False)  # written by the steps after the first
+        assert metric(llm, "swapped_out_blocks") > 0
+    with engine(folder, **large) as llm:
+        outputs = llm.generate(PROMPTS[:2], PARAMS, use_tqdm=False)
+        assert [output.num_cached_tokens for output in outputs] == [32, 32]
+        assert answers(llm, PROMPTS[:2], PARAMS) == expected[:2]
 
 
 def test_a_reset_cache_is_not_found_after_a_restart(folder: Path, tmp_path: Path) -> None:
