@@ -1,6 +1,6 @@
 """Speculative decoding against the same engine without it, in one run.
 
-    python -m benchmarks.speculation [--model PATH] [--draft PATH] [--rounds 3] [--tokens 180]
+    python -m benchmarks.speculation [--model PATH] [--draft PATH] [--rounds 3] [--tokens 180] [--threads N]
 
 Cases, greedy, each engine with its cache of prefixes on:
 
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--draft", default=None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=180)
+    parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--cases", default="rewrite,again,story,rewrite 8")
     parser.add_argument("--methods", default="off,ngram,suffix,draft")
     options = parser.parse_args()
@@ -72,7 +73,10 @@ def main() -> None:
         "suffix": {"method": "suffix"},
         "draft": draft,
     }
-    entrants = [Entrant(name, load(model, settings[name])) for name in options.methods.split(",")]
+    entrants = [
+        Entrant(name, load(model, settings[name], options.threads))
+        for name in options.methods.split(",")
+    ]
     cases = options.cases.split(",")
     for number in range(options.rounds + 1):  # the first one warms up
         for case in cases:
@@ -86,11 +90,12 @@ def main() -> None:
     report(entrants, cases)
 
 
-def load(model: str, speculative: dict[str, Any] | None) -> LLM:
+def load(model: str, speculative: dict[str, Any] | None, threads: int | None) -> LLM:
     """Start an engine in bfloat16."""
     return LLM(
         model, dtype="bfloat16", quantization="none", max_model_len=2048, max_num_seqs=16,
-        kv_cache_memory_bytes=1 << 29, speculative_config=speculative,
+        kv_cache_memory_bytes=1 << 29, speculative_config=speculative, num_threads=threads,
+        swap_space=0,
     )  # fmt: skip
 
 
