@@ -288,7 +288,9 @@ def _speculative(
         draft_args = draft_arguments(args, settings, model.dtype)
         path = locate(draft_args.model, revision=draft_args.revision)
         draft = _model(draft_args, path, read_configs(path), tokenizer, device, _Notes())
-        check_draft(draft, read_tokenizer(draft_args), model, tokenizer)
+        # The same files have the same tokens; reading a large vocabulary again takes seconds.
+        own = tokenizer if draft.path == model.path else read_tokenizer(draft_args)
+        check_draft(draft, own, model, tokenizer)
         notes.say("draft model", path, "speculative_config")
     notes.say(
         "speculative_config",

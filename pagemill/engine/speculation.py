@@ -130,7 +130,7 @@ def check_draft(
             f"{target.shape.vocab_size}; choose a draft model of the same family, or method ngram or "
             "suffix, which need none"
         )
-    if draft_tokenizer is None or target_tokenizer is None:
+    if draft_tokenizer is None or draft_tokenizer is target_tokenizer or target_tokenizer is None:
         return
     count = min(draft_tokenizer.vocab_size, target_tokenizer.vocab_size)
     different = [

@@ -99,6 +99,24 @@ def test_n_gram_look_up_saves_steps_where_the_text_repeats() -> None:
     assert counts[1][0] == 95 + 200 / 5
 
 
+def test_adaptive_lengths_fall_to_none_where_every_draft_is_wrong() -> None:
+    request = ([65] * 5, SamplingParams(seed=3, max_tokens=290, output_kind=FINAL))
+    [plain] = run(engine_and_executor(None, max_model_len=300)[0], [request])
+    known = answers_known([request], [plain])
+    counts = {}
+    for adaptive in (False, True):
+        engine, executor = engine_and_executor(
+            dataclasses.replace(REPEATING, adaptive_length=adaptive),
+            KnowingProposer(known, wrong=1.0),
+            max_model_len=300,
+        )
+        assert said(run(engine, [request])[0]) == said(plain)
+        shares = [share for step in executor.steps for share in step.scheduled]
+        counts[adaptive] = sum(share.num_drafts for share in shares)
+    assert counts[False] > 4 * 280
+    assert counts[True] < 80  # some at first, and two every 32 steps
+
+
 def test_no_draft_goes_past_what_a_request_may_still_say() -> None:
     request = ([65] * 5, SamplingParams(seed=3, max_tokens=4, output_kind=FINAL))
     [plain] = run(engine_and_executor(None)[0], [request])
