@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pagemill.attention.base import AttentionBatch
 from pagemill.batch.model_input import ModelInput, build_model_input
@@ -30,15 +31,22 @@ class InputBuilder:
         self._device = device
         self._decoding: _Decoding | None = None
 
-    def build(self, scheduled: Sequence[ScheduledSequence]) -> ModelInput:
-        """Return the flat batch of one step without drafts; as `build_model_input`."""
+    def build(
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        num_drafted: NDArray[np.int64] | None = None,
+    ) -> ModelInput:
+        """Return the flat batch of one step; arguments as `build_model_input`'s."""
         decoding = self._decoding
-        if decoding is not None and decoding.is_continued_by(scheduled):
+        if num_drafted is None and decoding is not None and decoding.is_continued_by(scheduled):
             return decoding.advance(self._table, scheduled)
         self._decoding = None
-        batch = build_model_input(self._table, scheduled, self._block_size, self._device)
+        batch = build_model_input(
+            self._table, scheduled, self._block_size, self._device, num_drafted
+        )
+        decodes = num_drafted is None and batch.samples_every_token and batch.prompt is None
         # Tensors elsewhere than in the host's memory are copies, which do not move on with the arrays.
-        if batch.samples_every_token and batch.prompt is None and self._device.type == "cpu":
+        if decodes and self._device.type == "cpu":
             self._decoding = _Decoding(batch, scheduled)
         return batch
 
@@ -66,7 +74,7 @@ class _Decoding:
         """
         if len(scheduled) != len(self._seq_ids):
             return False
-        width = self._blocks.shape[1]
+        width, size = self._blocks.shape[1], self._batch.attention.block_size
         for part, seq_id, before in zip(scheduled, self._seq_ids, self._num_computed, strict=True):
             if (
                 part.seq_id != seq_id
@@ -74,6 +82,7 @@ class _Decoding:
                 or part.num_tokens != 1
                 or part.num_samples == 0
                 or part.prompt_logprobs_from is not None
+                or part.num_computed >= width * size
                 or (part.block_ids and not 0 < part.block_start <= width - len(part.block_ids))
             ):
                 return False
@@ -92,6 +101,8 @@ class _Decoding:
                 self._blocks[i, part.block_start : end] = part.block_ids
             if part.block_ids or part.num_computed % size == 0:
                 block, offset = divmod(part.num_computed, size)
+                # It may have come in an earlier step, with slots for drafts that there were none of.
+                self._blocks[i, block] = table.block_tables[batch.rows[i], block]
                 self._slots[i] = self._blocks[i, block] * size + offset
         self._num_computed = tuple([part.num_computed for part in scheduled])
         return ModelInput(

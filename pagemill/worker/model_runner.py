@@ -17,7 +17,7 @@ from pagemill.attention.base import AttentionBackend, StepAttention
 from pagemill.batch.block_mover import BlockMover, HostStore
 from pagemill.batch.input_builder import InputBuilder
 from pagemill.batch.kv_store import KVStore
-from pagemill.batch.model_input import ModelInput, build_model_input
+from pagemill.batch.model_input import ModelInput
 from pagemill.batch.request_table import RequestTable
 from pagemill.device.base import Device
 from pagemill.messages import (
@@ -93,13 +93,7 @@ class ModelRunner:
         if step.is_empty:
             return StepOutput(step.step_id, (), {"prepare": time.perf_counter() - start}, lost)
         drafted = time.perf_counter()
-        if self._drafter is None:
-            batch = self._inputs.build(step.scheduled)
-        else:
-            batch = build_model_input(
-                self._table, step.scheduled, self._kv.block_size, self._device.torch_device,
-                drafts.counts,
-            )  # fmt: skip
+        batch = self._inputs.build(step.scheduled, drafts.counts)
         attend = StepAttention(
             self._backend, self._attention_specs, self._kv.layers, batch.attention
         )
@@ -137,7 +131,7 @@ class ModelRunner:
         self, batch: ModelInput, attend: StepAttention
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return hidden states, unless nobody needs them, and the logits of those that sample, if any."""
-        if self._drafter is None and batch.samples_every_token and batch.prompt is None:
+        if batch.samples_every_token and batch.prompt is None:
             return None, self._forward.logits(batch.token_ids, batch.positions, attend)
         hidden = self._forward.hidden(batch.token_ids, batch.positions, attend)
         if not len(batch.sampled):

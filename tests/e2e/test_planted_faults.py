@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pagemill.batch import input_builder
 from pagemill.batch.block_mover import BlockMover
 from pagemill.batch.kv_store import KVStore
 from pagemill.batch.request_table import RequestTable
@@ -107,12 +108,12 @@ def _no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
 
 
 def _changed_input(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], Any]) -> None:
-    before = model_runner.build_model_input
+    before = input_builder.build_model_input
 
     def build(table: Any, scheduled: Any, *rest: Any) -> Any:
         return change(before(table, scheduled, *rest), scheduled)
 
-    patch.setattr(model_runner, "build_model_input", build)
+    patch.setattr(input_builder, "build_model_input", build)
 
 
 def _later_chunks(scheduled: Iterable[Any]) -> Iterable[slice]:
