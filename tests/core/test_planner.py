@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -366,3 +367,28 @@ def commit(state: State, plan: StepPlan) -> None:
         table = state.blocks.table(sequence.seq_id)
         first = sequence.num_computed // state.blocks.block_size
         assert all(state.blocks.ref_count(block) == 1 for block in table[first:])
+
+
+class Watched:
+    """A queue that counts how many of it were looked at."""
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self._sequences = sequences
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for sequence in self._sequences:
+            self.num_read += 1
+            yield sequence
+
+
+def test_plan_looks_at_a_bounded_part_of_a_long_queue() -> None:
+    state = State(num_blocks=40, block_size=4)
+    state.run(make_sequence(0, 100, num_computed=99))
+    queue = Watched([make_sequence(i, 100) for i in range(1, 5000)])
+    view = PlanView(state.running, queue, state.holders, state.blocks)
+    assert shares(plan_step(view, StepLimits(1000, 64), FCFS)) == {0: 1}
+    assert 0 < queue.num_read < 50
+    queue.num_read = 0
+    plan_step(view, StepLimits(1000, 1), FCFS)
+    assert queue.num_read == 0, "nobody has to be looked at when there is no seat"

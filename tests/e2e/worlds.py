@@ -240,7 +240,13 @@ def serve(engine: LLMEngine, asked: Sequence[Ask], world: World) -> list[Request
         while waiting and asked[waiting[0]].arrives_at <= step:
             i = waiting.pop(0)
             priority = asked[i].priority if world.uses_priority else 0
-            engine.add_request(str(i), list(asked[i].prompt), asked[i].params, priority=priority)
+            engine.add_request(
+                str(i),
+                list(asked[i].prompt),
+                asked[i].params,
+                priority=priority,
+                tenant=f"tenant{asked[i].priority}",
+            )
         if step == world.forgets_at:
             engine.reset_prefix_cache()
         leaving = [
