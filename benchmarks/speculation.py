@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +129,7 @@ def take_turn(entrant: Entrant, case: str, number: int, num_tokens: int) -> list
     drafted = changed.get("spec_decode_num_draft_tokens", 0.0)
     accepted = changed.get("spec_decode_num_accepted_tokens", 0.0)
     entrant.accepted[case] = accepted / drafted if drafted else 0.0
+    print(f"round {number}: {case}, {entrant.name}: {seconds:.2f} s", file=sys.stderr, flush=True)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
