@@ -5,6 +5,8 @@ Called by the proposers that guess from text they have seen.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,6 +53,20 @@ def copy_from(tokens: Tokens, start: int, count: int) -> Tokens:
     return np.resize(tokens[start:], count)
 
 
+def longest_of(
+    tokens: Tokens, ends: Places, suffix: Tokens, size: int, most: int
+) -> tuple[Places, int]:
+    """Return what `narrow` returns, compared all at once: for few places."""
+    most = min(most, len(suffix))
+    if size >= most or not len(ends):
+        return ends, size
+    before = ends[:, None] - np.arange(size, most)
+    same = (tokens[before % len(tokens)] == suffix[-size - 1 : -most - 1 : -1]) & (before >= 0)
+    more = np.logical_and.accumulate(same, axis=1).sum(axis=1)
+    longest = int(more.max())
+    return ends[more == longest], size + longest
+
+
 def most_frequent(
     tokens: Tokens, ends: Places, stop: int, count: int, least: float
 ) -> tuple[list[int], float]:
@@ -61,22 +77,24 @@ def most_frequent(
     share of the places that its tokens have left; it ends where that falls below `least`, where text ends
     (`stop`, or a negative entry), or after `count` tokens. Place p is entry p % len(tokens).
     """
+    behind = ends[:, None] + np.arange(1, count + 1)
+    texts: list[list[int]] = np.where(behind < stop, tokens[behind % len(tokens)], -1).tolist()
     draft: list[int] = []
     chance, score = 1.0, 0.0
-    places = ends + 1
-    while len(draft) < count:
-        places = places[places < stop]
-        following = tokens[places % len(tokens)]
-        places, following = places[following >= 0], following[following >= 0]
-        if not len(following):
+    for place in range(count):
+        texts = [text for text in texts if text[place] >= 0]
+        if not texts:
             break
-        # From the newest place on, so that the first of equal counts is the newest.
-        found, first, counts = np.unique(following[::-1], return_index=True, return_counts=True)
-        best = int(np.lexsort((first, -counts))[0])
-        chance *= int(counts[best]) / len(following)
-        if chance < least:
-            break
-        draft.append(int(found[best]))
+        best = texts[-1][place]
+        going_on = [text for text in texts if text[place] == best]
+        if len(going_on) < len(texts):
+            following = [text[place] for text in reversed(texts)]
+            best = max(following, key=Counter(following).__getitem__)  # the first of equals
+            going_on = [text for text in texts if text[place] == best]
+            chance *= len(going_on) / len(texts)
+            if chance < least:
+                break
+        draft.append(best)
         score += chance
-        places = places[following == found[best]] + 1
+        texts = going_on
     return draft, score

@@ -24,8 +24,8 @@ from pagemill.speculation.matching import (
     Places,
     Tokens,
     earlier_matches,
+    longest_of,
     most_frequent,
-    narrow,
 )
 from pagemill.speculation.past_outputs import PastOutputs
 
@@ -88,10 +88,11 @@ class SuffixProposer:
     def look_up(self, tokens: Tokens, count: int) -> Draft:
         """Return the better of what the past and the sequence itself suggest."""
         suffix = tokens[-self._depth :]
-        ends, size = earlier_matches(tokens, self._depth)
-        own, score = self._continue(tokens, ends[-_MOST_PLACES:], size, len(tokens), count)
+        ends, size = earlier_matches(tokens, 2)
+        ends, size = longest_of(tokens, ends[-_MOST_PLACES:], suffix, size, self._depth)
+        own, score = self._continue(tokens, ends, size, len(tokens), count)
         ends = self.past.places_of(suffix)
-        ends, size = narrow(self.past.tokens, ends, suffix, min(2, len(suffix)), self._depth)
+        ends, size = longest_of(self.past.tokens, ends, suffix, min(2, len(suffix)), self._depth)
         past, past_score = self._continue(self.past.tokens, ends, size, self.past.stop, count)
         return np.array(past if past_score > score else own, np.int32)
 
