@@ -1,6 +1,6 @@
-"""Pictures as plain SVG: curves of distributions over a logarithmic axis, and groups of bars.
+"""Pictures as plain SVG: curves of distributions over a logarithmic axis, lines, and groups of bars.
 
-Made for `benchmarks.simulate`, which must draw where nothing but pagemill is installed.
+Made for `benchmarks.simulate` and `benchmarks.swap`, which must draw where nothing but pagemill is installed.
 """
 
 from __future__ import annotations
@@ -73,6 +73,25 @@ class Panel:
                 )
         for share in (0.0, 0.5, 1.0):
             self._tick_y(_up(share), f"{most * share:.3g}")
+
+    def lines(self, values: Mapping[str, Mapping[int, float]]) -> None:
+        """Draw y over x, both on logarithmic axes, a line a name."""
+        xs = sorted({x for row in values.values() for x in row})
+        ys = [y for row in values.values() for y in row.values()]
+        left, right = math.log10(xs[0]), math.log10(max(xs[-1], 2 * xs[0]))
+        low, high = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)))
+        high = max(high, low + 1)
+        for x in xs:
+            self._tick_x(_across((math.log10(x) - left) / (right - left)), str(x))
+        for power in range(low, high + 1):
+            self._tick_y(_up((power - low) / (high - low)), f"{10.0**power:g}")
+        for (_, row), colour in zip(values.items(), COLOURS, strict=False):
+            points = " ".join(
+                f"{_across((math.log10(x) - left) / (right - left)):.1f},"
+                f"{_up((math.log10(y) - low) / (high - low)):.1f}"
+                for x, y in sorted(row.items())
+            )
+            self._parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
 
     def legend(self, names: Sequence[str]) -> None:
         """Say which colour is whose."""

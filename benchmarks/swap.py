@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.growth import BLOCK_SIZE, QWEN3
+from benchmarks.svg import Panel, picture
 from pagemill import LLM, EngineArgs, SamplingParams, native
 from pagemill.engine.resolve import resolve
 from pagemill.env import shorten_idle_spinning
@@ -113,21 +114,15 @@ def measure(worker: Worker, costs: MoveCosts, length: int, rounds: int) -> Point
 
 def draw(points: Sequence[Point], path: Path) -> None:
     """Draw both ways over the length."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 4.2))
-    axes = figure.add_subplot()
-    lengths = [point.length for point in points]
-    axes.plot(lengths, [point.recompute_ms for point in points], "o-", label="compute again")
-    axes.plot(lengths, [point.swap_ms for point in points], "s-", label="swap out and in")
-    axes.plot(lengths, [point.in_ms for point in points], "s--", label="swap in alone")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("tokens of the preempted sequence")
-    axes.set_ylabel("ms")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    panel = Panel("Coming back after a preemption", "tokens of the sequence", "ms")
+    curves = {
+        "compute again": {point.length: point.recompute_ms for point in points},
+        "swap out and in": {point.length: point.swap_ms for point in points},
+        "swap in alone": {point.length: point.in_ms for point in points},
+    }
+    panel.lines(curves)
+    panel.legend(list(curves))
+    path.write_text(picture([panel]))
 
 
 def crossover(arguments: argparse.Namespace) -> None:
@@ -152,8 +147,8 @@ def crossover(arguments: argparse.Namespace) -> None:
                 flush=True,
             )
         worker.close()
-    draw(points, arguments.png)
-    print(f"picture: {arguments.png}")
+    draw(points, arguments.plot)
+    print(f"picture: {arguments.plot}")
 
 
 def shared_prefix(arguments: argparse.Namespace) -> None:
@@ -194,7 +189,7 @@ def main() -> None:
     parser.add_argument(
         "--dir", help="folder for the tier's file and the model; default: the system's"
     )
-    parser.add_argument("--png", type=Path, default=Path("benchmarks/swap.png"))
+    parser.add_argument("--plot", type=Path, default=Path("benchmarks/swap.svg"))
     arguments = parser.parse_args()
     print(native.describe())
     if arguments.part != "2":
