@@ -28,6 +28,7 @@ logger = get_logger(__name__)
 _PROBE_BLOCKS = 8
 _PROBE_TOKENS = 64
 _PROBE_CONTEXT = 1024
+_QUICK_S = 0.2
 _PROBE_ID = -1  # of the sequence and of the steps; the scheduler's begin at 0
 
 
@@ -103,7 +104,9 @@ def _measure_computing(
     room = min(config.model.max_model_len, kv.num_blocks * kv.block_size)
     tokens = min(_PROBE_TOKENS, config.scheduler.max_num_batched_tokens, room)
     context = min(_PROBE_CONTEXT, room - tokens)
-    first = min(_share_s(kv, runner, 0, tokens), _share_s(kv, runner, 0, tokens))
+    first = _share_s(kv, runner, 0, tokens)
+    if first < _QUICK_S:  # memory that is touched for the first time would count for much of it
+        first = min(first, _share_s(kv, runner, 0, tokens))
     if context == 0:
         return first / tokens, 0.0
     later = _share_s(kv, runner, context, tokens)
