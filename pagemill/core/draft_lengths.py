@@ -26,6 +26,7 @@ _FORGETTING = 0.85  # weight of what was, at each new draft of a sequence
 _FORGETTING_ALL = 0.98
 _PRIOR_WEIGHT = 2.0  # draft tokens that what is known of all sequences counts for
 _FIRST_GUESS = 0.7  # of an engine that has seen no draft yet
+_WORTH = 1.05  # times the plain rate, from which drafts are made: times and chances are estimates
 _TRY_AGAIN = 32  # steps without a draft, after which there is one again
 _TRIED = 2  # tokens of such a draft
 
@@ -79,7 +80,7 @@ class DraftLengths:
     ) -> list[tuple[float, int, int]]:
         """Return as many of the drafts, which are in the order of their worth, as are best."""
         longest, gained = 0, float(num_decodes)
-        best, num_best = gained / curve.at(num_decodes), 0
+        best, num_best = _WORTH * gained / curve.at(num_decodes), 0
         for number, (chance, length, _) in enumerate(chances, start=1):
             gained -= chance
             longest = max(longest, length)
