@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagemill.core.planner import PlannedSequence, StepPlan
+from pagemill.core.prefix_cache import NO_HITS
 from pagemill.core.roster import Roster
 from pagemill.core.sequence import Sequence, SequenceStatus
 from pagemill.messages import (
@@ -80,7 +81,7 @@ class StepCommit:
         num_queried = num_hits = num_host_hits = 0
         for planned in plan.scheduled:
             sequence = planned.sequence
-            if planned.hits:
+            if planned.hits is not NO_HITS:
                 self._blocks.claim(planned.hits)
             if sequence.first_scheduled_time is None and sequence.block_names:
                 sequence.num_cached_tokens = planned.hits.num_tokens
@@ -92,7 +93,7 @@ class StepCommit:
     def _schedule(self, planned: PlannedSequence, new: list[NewSequence]) -> ScheduledSequence:
         """Commit one share: blocks and counts. Appends to `new`."""
         sequence = planned.sequence
-        if planned.hits:
+        if planned.hits is not NO_HITS and planned.hits:
             self._blocks.begin(sequence, planned.hits)
             sequence.num_computed = planned.hits.num_tokens
         num_computed = sequence.num_computed
@@ -105,14 +106,17 @@ class StepCommit:
             new.append(sequence.as_new())
             start, block_ids = 0, tuple(self._blocks.table(sequence.seq_id))
         sequence.num_scheduled = planned.num_tokens
-        served = max(num_computed, sequence.num_served)
-        if end > served:
+        num_new = end - max(num_computed, sequence.num_served)
+        if num_new > 0:
             sequence.num_served = end
-        self._roster.policy.note_computed(sequence, num_computed, end, max(0, end - served))
+        else:
+            num_new = 0
+        self._roster.policy.note_computed(sequence, num_computed, end, num_new)
         num_samples = 0
         group = sequence.group
-        if end == sequence.num_tokens and group.request.max_tokens > 0:
-            num_samples = 1 if group.is_forked else group.request.num_samples
+        request = group.request
+        if end == sequence.num_tokens and request.max_tokens > 0:
+            num_samples = 1 if group.is_forked else request.num_samples
         return ScheduledSequence(
             seq_id=sequence.seq_id,
             num_computed=num_computed,
@@ -120,18 +124,18 @@ class StepCommit:
             block_start=start,
             block_ids=block_ids,
             num_samples=num_samples,
-            prompt_logprobs_from=_owed_from(sequence, end),
+            prompt_logprobs_from=(
+                None if request.sampling.prompt_logprobs is None else _owed_from(sequence, end)
+            ),
             num_drafts=planned.num_drafts,
         )
 
 
 def _owed_from(sequence: Sequence, end: int) -> int | None:
-    """Return the first prompt position to be scored when a step computes up to `end`.
+    """Return the first prompt position to be scored when a step computes up to `end`; None: none.
 
     The step's logits, at positions [num_computed, end), score the positions after them; prompt
     positions are 1..num_prompt_tokens-1, and those delivered before a preemption are not owed again.
     """
-    if sequence.group.request.sampling.prompt_logprobs is None:
-        return None
     first = max(sequence.num_computed + 1, sequence.next_prompt_score)
     return first if first <= min(end, sequence.num_prompt_tokens - 1) else None
