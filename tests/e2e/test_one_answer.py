@@ -22,7 +22,7 @@ from tests.ops.conftest import needs_extension
 NATIVE = [Kernels("native-float32", "float32", True), Kernels("native-bfloat16", "bfloat16", True)]
 PLAIN = Kernels("plain-float32", "float32", False)
 PROFILE = settings.get_current_profile_name()
-NUM_EXAMPLES = settings.get_profile(PROFILE).max_examples if PROFILE == "property" else 20
+NUM_EXAMPLES = settings.get_profile(PROFILE).max_examples if PROFILE == "property" else 12
 USUAL = settings(
     deadline=None,
     max_examples=NUM_EXAMPLES,
