@@ -20,6 +20,7 @@ constexpr int64_t kScratchBytes = int64_t{8} << 20;
 constexpr int64_t kMaxChunkRows = 256;
 // Tiles whose sums wait in the second cache while a block of k of the activations stays there.
 constexpr int64_t kPanelTiles = 12;
+constexpr int64_t kStoredTiles = 4;  // of one row together: an epilogue a tile would cost too much
 constexpr int64_t kStepHalves = 16;  // of K in one block: its decoded numbers stay in the inner caches
 // Below this many numbers the copy of activations is done before other threads are woken.
 constexpr int64_t kSerialCopy = 1 << 16;
@@ -121,6 +122,12 @@ void copy_row(const Call& call, const Rows& rows, int64_t row, const char* x, ch
   }
 }
 
+// The function that takes a row alone through one tile, or null.
+MicroFn alone(const Call& call, const Rows& rows) {
+  const bool fits = rows.count == 1 && call.matrix->group_halves <= kAloneHalves;
+  return fits ? call.kernels->alone[call.matrix->codec][call.pairs] : nullptr;
+}
+
 // Compute one block of sums, `widest` tiles at a time and what is left one by one.
 void run_block(const Call& call, MicroFn const (&fns)[2], Block block, int64_t tiles,
                int64_t widest) {
@@ -215,7 +222,10 @@ void run_part(const Call& call, const Rows& rows, const Room& room, const Part& 
                       part.partial == nullptr ? nullptr : part.partial + row * width,
                       width,
                       call.halves() - part.first};
-    if (direct) {
+    if (const MicroFn fn = alone(call, rows)) {
+      const MicroFn fns[2] = {fn, fn};
+      run_block(call, fns, block, part.tiles, 1);
+    } else if (direct) {
       run_block(call, kernels.direct[matrix.codec][call.pairs][m], block, part.tiles,
                 kernels.direct_tiles[call.pairs][m]);
     } else {
@@ -234,8 +244,9 @@ void run_tiles(const Call& call, const Rows& rows, const Room& room, int64_t fir
   const bool direct = rows.count <= kernels.direct_rows[call.pairs];
   const int64_t widest = direct ? kernels.direct_tiles[call.pairs][rows.count]
                                 : kernels.decoded_tiles[call.pairs];
-  // Both tiles of a gated pair are in one group.
-  const int64_t group = widest % call.unit == 0 ? widest : widest * call.unit;
+  // Both tiles of a gated pair are in one group; a row alone stores several tiles at once.
+  int64_t group = widest % call.unit == 0 ? widest : widest * call.unit;
+  if (alone(call, rows) != nullptr) group = kStoredTiles;
   const int64_t panel = direct ? group : kPanelTiles / group * group;
   for (int64_t begin = first; begin < last; begin += panel) {
     const int64_t end = min(begin + panel, last);

@@ -10,6 +10,7 @@ struct V {
   using Vec = __m256;
   static constexpr int kLanes = 8, kMaxRowGroup = 6, kWideRowGroup = 6;
   static constexpr int kDirectRows = 1, kDirectWideRows = 1;
+  static constexpr int kGroupsAlone = 1;
   static constexpr int kMostTotals = 4;
   static constexpr bool kPairs = false;
   static constexpr int direct_tiles(int) { return 2; }

@@ -15,6 +15,7 @@ struct Wide512 {
   static constexpr int kLanes = 16, kMaxRowGroup = 4, kWideRowGroup = 6;
   static constexpr int kMostTotals = 12;
   static constexpr int kDirectRows = 8, kDirectWideRows = 2;
+  static constexpr int kGroupsAlone = 2;  // of one row alone: one at a time leaves the units waiting
   static constexpr int direct_tiles(int rows) { return rows <= 6 ? 4 : 3; }
   static constexpr int decoded_tiles(bool pairs) { return pairs ? 3 : 4; }
   static PAGEMILL_INLINE Vec zero() { return _mm512_setzero_ps(); }

@@ -15,6 +15,7 @@ using linear_detail::kTile;
 inline constexpr int kCodecs = 3;
 inline constexpr int kMaxRows = 8;     // of any path's row group
 inline constexpr int64_t kHalf = 16;   // inputs of half a tile, the smallest group
+inline constexpr int64_t kAloneHalves = 4;  // see Kernels::alone
 
 inline constexpr int kQuantized = 32;  // numbers of a group that is quantized here
 
@@ -55,6 +56,9 @@ struct Kernels {
   int direct_tiles[2][kMaxRows + 1];  // [pairs][rows]
   int decoded_tiles[2];               // [pairs]
   MicroFn direct[kCodecs][2][kMaxRows + 1][2];  // [codec][pairs][rows][widest]
+  // Of one row and one tile with groups of at most kAloneHalves: in larger ones too few sums are under
+  // way. May be null.
+  MicroFn alone[kCodecs][2];  // [codec][pairs]
   MicroFn decoded[2][kMaxRows + 1][2];          // [pairs][rows][widest]
   UnpackFn unpack[kCodecs][2];                  // [codec][pairs]
   void (*finish)(const Finish&);

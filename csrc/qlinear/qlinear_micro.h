@@ -333,6 +333,51 @@ void micro(const Block& block) {
   }
 }
 
+// One row alone, one tile: kGroups groups side by side, each summed up from zero; then they are added in
+// order, so the bits are those of `micro`. Codes are one stream through the whole matrix, which with short
+// rows comes faster from memory than the streams of several tiles, and needs no software prefetches.
+template <class V, class Source, bool kAsPairs, int kGroups>
+void micro_alone(const Block& block) {
+  constexpr int kVecs = kTile / V::kLanes;
+  constexpr int64_t kHalfA = kHalf * (kAsPairs ? 2 : 4);
+  const QMatrix& matrix = *block.matrix;
+  const int64_t halves = matrix.group_halves;
+  const int64_t group_bytes = halves * 2 * Source::kUnitBytes, group_a = halves * kHalfA;
+  const int64_t whole = block.halves / halves / kGroups * kGroups;
+  Block rest = block;
+  typename V::Vec totals[1][kVecs];
+#pragma GCC unroll 16
+  for (int v = 0; v < kVecs; ++v) totals[0][v] = V::load(block.totals + v * V::kLanes);
+  for (int64_t group = 0; group < whole; group += kGroups) {
+    typename V::Vec acc[kGroups][1][kVecs];
+#pragma GCC unroll 16
+    for (int g = 0; g < kGroups; ++g)
+#pragma GCC unroll 16
+      for (int v = 0; v < kVecs; ++v) acc[g][0][v] = V::zero();
+    for (int64_t u = 0; u < 2 * halves; ++u) {
+#pragma GCC unroll 16
+      for (int g = 0; g < kGroups; ++g)
+        unit<V, Source, 1, 1, kAsPairs>(acc[g], block,
+                                        rest.b + g * group_bytes + u * Source::kUnitBytes,
+                                        rest.a + g * group_a + u * (kHalfA / 2));
+    }
+#pragma GCC unroll 16
+    for (int g = 0; g < kGroups; ++g) fold<V, 1, 1>(acc[g], totals, block, group + g);
+    rest.b += kGroups * group_bytes;
+    rest.a += kGroups * group_a;
+  }
+#pragma GCC unroll 16
+  for (int v = 0; v < kVecs; ++v) V::store(block.totals + v * V::kLanes, totals[0][v]);
+  if (whole * halves == block.halves) return;
+  rest.scales += whole * kTile;
+  if (rest.offsets != nullptr) rest.offsets += whole * kTile;
+  if (rest.x_sums != nullptr) rest.x_sums += whole;
+  rest.halves -= whole * halves;
+  rest.to_end -= whole * halves;
+  rest.left = halves < rest.to_end ? halves : rest.to_end;
+  micro<V, Source, 1, 1, kAsPairs>(rest);
+}
+
 template <class V, class Source, bool kAsPairs>
 void unpack(const QMatrix& matrix, const char* codes, int64_t halves, char* to) {
   constexpr int kVecs = kTile / V::kLanes;
@@ -372,6 +417,7 @@ void fill_codec(Kernels& k, Codec codec) {
   const int c = static_cast<int>(codec);
   constexpr int kRows = kAsPairs ? V::kDirectRows : V::kDirectWideRows;
   fill_rows<V, Source, kAsPairs, kRows>(k.direct[c][kAsPairs]);
+  if constexpr (V::kGroupsAlone > 1) k.alone[c][kAsPairs] = micro_alone<V, Source, kAsPairs, V::kGroupsAlone>;
   k.unpack[c][kAsPairs] = unpack<V, Source, kAsPairs>;
 }
 

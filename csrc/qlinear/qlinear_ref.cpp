@@ -14,6 +14,7 @@ struct V {
   using Vec = Floats;
   static constexpr int kLanes = 4, kMaxRowGroup = 4, kWideRowGroup = 4;
   static constexpr int kDirectRows = 1, kDirectWideRows = 1;
+  static constexpr int kGroupsAlone = 1;
   static constexpr int kMostTotals = 4;
   static constexpr bool kPairs = false;
   static constexpr int direct_tiles(int) { return 2; }

@@ -247,7 +247,7 @@ def test_a_gate_is_applied_before_rounding(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("codec", "group", "offset"),
-    [("int4", 32, "none"), ("int8", 16, "min"), ("fp8", 320, "zero")],
+    [("int4", 32, "none"), ("int4", 64, "zero"), ("int8", 16, "min"), ("fp8", 320, "zero")],
 )
 def test_a_row_is_the_same_among_1_to_300_rows_at_any_position(
     isa: str, dtype: torch.dtype, codec: str, group: int, offset: str
