@@ -1,15 +1,26 @@
 """How a decode step's time grows with sequences and context, beside what explains it.
 
-    python -m benchmarks.growth [--layers 28] [--threads 2] [--sequences 1,4,16,64] [--contexts 128,2048,8192]
+    python -m benchmarks.growth [--model qwen3-0.6b] [--layers 28] [--threads 2]
+        [--sequences 1,4,16,64] [--contexts 128,2048,8192]
 
-The model has Qwen3-0.6B's shape and made-up bfloat16 weights. A step of n sequences at one context is
-run by the worker itself: their tokens count as computed, and the cache is filled beforehand. Each time
-stands beside the sum of three bounds, whose terms are measured in the same run: weight bytes by the
-streaming bandwidth, bytes of keys and values by the same, and operations by the register-only peak. A
-ratio near 1 means that nothing else costs anything; a step between neighbours would be a cliff. Prints
-the table and writes a picture.
+The model has the shape of a real one and made-up bfloat16 weights. A step of n sequences at one context
+is run by the worker itself: their tokens count as computed, and the cache is filled beforehand, its
+blocks in random order. Each time stands beside bounds, whose terms are measured right before the step
+is:
 
-The whole model's cache takes 112 KiB a token: what does not fit in memory is named and left out. With
+    weights     bytes of weights by the bandwidth of streaming through memory
+    kv          bytes of keys and values by the bandwidth of reading pieces of one head and block in
+                random order, as a paged cache has them
+    linear      operations of the linear layers by the peak from registers
+    attention   operations of attention by the same
+
+`sum` is all four one after the other; `least` is what remains if, inside the linear layers and inside
+attention, reading and computing overlapped wholly: the larger of weights and linear, and the larger of
+kv and attention. A step should lie between them, or little above: its ratio to the sum is printed. A
+leap between neighbours that the bounds do not make would be a cliff. Prints the table and, where
+matplotlib is installed, draws it.
+
+Qwen3-0.6B's whole cache takes 112 KiB a token: what does not fit in memory is named and left out. With
 `--layers 4` everything fits in 24 GiB; the shares of attention and linear layers stay as they are, that
 of the head grows.
 """
@@ -17,15 +28,18 @@ of the head grows.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.random_models import SHAPES
 from pagemill import EngineArgs, native
 from pagemill.device.host_memory import lazy_zeros
 from pagemill.engine.resolve import resolve
@@ -40,34 +54,26 @@ from pagemill.worker.worker import Worker
 
 BLOCK_SIZE = 16
 NUM_WARM_UP = 2
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 40_960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-}
-# Of each layer: qkv, out, gate and up, down; and the head.
-_LAYER_WEIGHTS = 4096 * 1024 + 1024 * 2048 + 6144 * 1024 + 1024 * 3072
-_HEAD_WEIGHTS = 151_936 * 1024
-_KV_NUMBERS = 2 * 8 * 128  # a token and layer
-_SCORE_FLOPS = 4 * 16 * 128  # a key that is seen, and layer
+_MEMORY_BYTES = 400_000_000  # far more than any cache holds
+_FLOP_ROUNDS = 300_000
+_TRIES = 7
+_BFLOAT16 = 1  # the extension's number of the dtype
+_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+_SMOLLM2 = {
+    "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+    "max_position_embeddings": 16384, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True, "dtype": "bfloat16",
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {**SHAPES, "smollm2-135m": _SMOLLM2}
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the machine can do at most, measured with the threads that the model uses."""
 
-    bytes_per_s: float
+    stream_bytes_per_s: float
+    pieces_bytes_per_s: float
     flops_per_s: float
 
 
@@ -80,36 +86,90 @@ class Point:
     step_ms: float
     weights_ms: float
     kv_ms: float
-    compute_ms: float
+    linear_ms: float
+    attention_ms: float
 
     @property
-    def bound_ms(self) -> float:
-        """Return the sum of the bounds."""
-        return self.weights_ms + self.kv_ms + self.compute_ms
+    def sum_ms(self) -> float:
+        """Return the bounds one after the other."""
+        return self.weights_ms + self.kv_ms + self.linear_ms + self.attention_ms
+
+    @property
+    def least_ms(self) -> float:
+        """Return the bounds with reading and computing at once."""
+        return max(self.weights_ms, self.linear_ms) + max(self.kv_ms, self.attention_ms)
 
 
-def measure_limits(threads: int) -> Limits:
-    """Return streaming bandwidth and bfloat16 peak, each the best of a few runs."""
-    module = native.required()
-    module.set_num_threads(threads)
-    size = 400_000_000
-    memory = lazy_zeros((size // 8,), torch.int64).fill_(1)
-    reads, products = [], []
-    flops = 0.0
-    for _ in range(15):
-        start = time.perf_counter()
-        module.read_memory(memory.data_ptr(), size)
-        middle = time.perf_counter()
-        flops = module.peak_flops(1, 300_000)
-        reads.append(middle - start)
-        products.append(time.perf_counter() - middle)
-    return Limits(size / min(reads), flops / min(products))
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A shape, and what its parts ask for."""
+
+    config: dict[str, Any]
+    layers: int
+
+    @property
+    def weights(self) -> int:
+        """Return the numbers of the linear layers and the head, all read by every step."""
+        c = self.config
+        hidden, head = c["hidden_size"], c["head_dim"]
+        queries, keys = head * c["num_attention_heads"], head * c["num_key_value_heads"]
+        layer = hidden * (2 * queries + 2 * keys + 3 * c["intermediate_size"])
+        return int(self.layers * layer + hidden * c["vocab_size"])
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of one token's keys and values, all layers."""
+        return int(self.layers * 4 * self.config["num_key_value_heads"] * self.config["head_dim"])
+
+    @property
+    def key_flops(self) -> int:
+        """Return the operations that a query takes for one key that it sees, all layers."""
+        return int(self.layers * 4 * self.config["num_attention_heads"] * self.config["head_dim"])
+
+    @property
+    def piece_bytes(self) -> int:
+        """Return the bytes of one head's keys, or values, in one block."""
+        return int(2 * BLOCK_SIZE * self.config["head_dim"])
 
 
-def make_worker(layers: int, threads: int, tokens: int, context: int, sequences: int) -> Worker:
+class LimitsMeter:
+    """Measures the limits; holds the memory that is read."""
+
+    def __init__(self, threads: int, piece_bytes: int) -> None:
+        native.required().set_num_threads(threads)
+        self._memory = lazy_zeros((_MEMORY_BYTES // 8,), torch.int64).fill_(1)
+        self._piece_bytes = piece_bytes
+        generator = torch.Generator().manual_seed(0)
+        self._order = torch.randperm(_MEMORY_BYTES // piece_bytes, generator=generator)
+
+    def measure(self) -> Limits:
+        """Return the best of a few tries, about half a second."""
+        module, address = native.required(), self._memory.data_ptr()
+        order, count = self._order.data_ptr(), len(self._order)
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: module.read_memory(address, _MEMORY_BYTES),
+            lambda: module.read_pieces(address, self._piece_bytes, order, count),
+            lambda: module.peak_flops(_BFLOAT16, _FLOP_ROUNDS),
+        )
+        times = [float("inf")] * len(calls)
+        for _ in range(_TRIES):
+            for i, call in enumerate(calls):
+                start = time.perf_counter()
+                call()
+                times[i] = min(times[i], time.perf_counter() - start)
+        flops = module.peak_flops(_BFLOAT16, 0) + module.peak_flops(_BFLOAT16, _FLOP_ROUNDS)
+        pieces = count * self._piece_bytes
+        return Limits(_MEMORY_BYTES / times[0], pieces / times[1], flops / times[2])
+
+
+def make_worker(model: Model, threads: int, tokens: int, context: int, sequences: int) -> Worker:
     """Return a worker with made-up weights whose cache holds `tokens` tokens and is full of numbers."""
     with tempfile.TemporaryDirectory() as folder:
-        config = QWEN3 | {"num_hidden_layers": layers}
+        config = model.config | {
+            "architectures": [_ARCHITECTURES[model.config["model_type"]]],
+            "num_hidden_layers": model.layers,
+            "hidden_act": "silu",
+        }
         Path(folder, "config.json").write_text(json.dumps(config))
         worker = Worker(
             resolve(
@@ -117,7 +177,7 @@ def make_worker(layers: int, threads: int, tokens: int, context: int, sequences:
                     model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
                     block_size=BLOCK_SIZE, num_threads=threads, max_num_seqs=sequences,
                     max_model_len=context, max_num_batched_tokens=max(context, 2048),
-                    kv_cache_memory_bytes=tokens * layers * _KV_NUMBERS * 2,
+                    kv_cache_memory_bytes=tokens * model.kv_bytes,
                 )
             )
         )  # fmt: skip
@@ -162,30 +222,30 @@ def run_steps(worker: Worker, sequences: int, context: int, steps: int) -> float
     return 1e3 * min(times[NUM_WARM_UP:])
 
 
-def make_point(layers: int, limits: Limits, sequences: int, context: int, step_ms: float) -> Point:
+def make_point(model: Model, limits: Limits, sequences: int, context: int, step_ms: float) -> Point:
     """Return the step with its bounds."""
-    weights = layers * _LAYER_WEIGHTS + _HEAD_WEIGHTS
-    keys = sequences * context * layers
-    flops = 2 * weights * sequences + _SCORE_FLOPS * keys
+    weights, keys = model.weights, sequences * context
     return Point(
         sequences, context, step_ms,
-        1e3 * 2 * weights / limits.bytes_per_s,
-        1e3 * 2 * _KV_NUMBERS * keys / limits.bytes_per_s,
-        1e3 * flops / limits.flops_per_s,
+        1e3 * 2 * weights / limits.stream_bytes_per_s,
+        1e3 * model.kv_bytes * keys / limits.pieces_bytes_per_s,
+        1e3 * 2 * weights * sequences / limits.flops_per_s,
+        1e3 * model.key_flops * keys / limits.flops_per_s,
     )  # fmt: skip
 
 
 def print_point(point: Point) -> None:
     """Print one line of the table."""
     print(
-        f"{point.sequences:9} {point.context:8} {point.step_ms:9.2f} {point.weights_ms:9.2f} "
-        f"{point.kv_ms:9.2f} {point.compute_ms:9.2f} {point.step_ms / point.bound_ms:9.2f}",
+        f"| {point.sequences} | {point.context} | {point.step_ms:.2f} | {point.weights_ms:.2f} | "
+        f"{point.kv_ms:.2f} | {point.linear_ms:.2f} | {point.attention_ms:.2f} | "
+        f"{point.least_ms:.2f} | {point.sum_ms:.2f} | {point.step_ms / point.sum_ms:.2f} |",
         flush=True,
     )
 
 
-def draw(points: Sequence[Point], path: Path) -> None:
-    """Draw measured times as lines and their bounds as dashes, one colour a context."""
+def draw(points: Sequence[Point], title: str, path: Path) -> None:
+    """Draw measured times as lines and, in the same colour, the bands from least to sum."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5))
@@ -196,51 +256,77 @@ def draw(points: Sequence[Point], path: Path) -> None:
         axes.plot(
             counts, [p.step_ms for p in mine], "o-", color=f"C{i}", label=f"{context} tokens each"
         )
-        axes.plot(counts, [p.bound_ms for p in mine], "--", color=f"C{i}")
+        lows, highs = [p.least_ms for p in mine], [p.sum_ms for p in mine]
+        axes.fill_between(counts, lows, highs, color=f"C{i}", alpha=0.25, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    ticks = sorted({point.sequences for point in points})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("sequences")
-    axes.set_ylabel("decode step, ms (dashes: sum of the bounds)")
+    axes.set_ylabel("decode step, ms; bands: from overlapped bounds to their sum")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(which="major", alpha=0.3)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)
 
 
-def main() -> None:
-    """Measure the limits, then every step, and draw."""
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--model", choices=sorted(MODELS), default="qwen3-0.6b")
+    parser.add_argument("--layers", type=int, default=None, help="default: the model's own")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sequences", default="1,4,16,64")
     parser.add_argument("--contexts", default="128,2048,8192")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--cache-gib", type=float, default=12.0, help="most memory of the cache")
-    parser.add_argument("--png", type=Path, default=Path("benchmarks/growth.png"))
-    arguments = parser.parse_args()
+    parser.add_argument("--picture", type=Path, default=Path("benchmarks/growth.svg"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure the limits and a step by turns, and draw."""
+    arguments = _parse()
+    config = MODELS[arguments.model]
+    model = Model(config, arguments.layers or config["num_hidden_layers"])
     sequences = [int(word) for word in arguments.sequences.split(",")]
     contexts = [int(word) for word in arguments.contexts.split(",")]
-    layers, room = arguments.layers, NUM_WARM_UP + arguments.steps + BLOCK_SIZE
-    most = int(arguments.cache_gib * 2**30) // (layers * _KV_NUMBERS * 2)
+    room = NUM_WARM_UP + arguments.steps + BLOCK_SIZE
+    most = int(arguments.cache_gib * 2**30) // model.kv_bytes
     cases = [(n, context) for context in contexts for n in sequences]
     fitting = [case for case in cases if case[0] * (case[1] + room) <= most]
     for n, context in cases:
         if (n, context) not in fitting:
             print(f"left out: {n} sequences of {context} tokens need more than --cache-gib")
-    limits = measure_limits(arguments.threads)
-    print(
-        f"{native.describe()}, {layers} layers, {arguments.threads} threads: streaming "
-        f"{limits.bytes_per_s / 1e9:.1f} GB/s, peak {limits.flops_per_s / 1e9:.0f} GFLOP/s"
-    )
+    meter = LimitsMeter(arguments.threads, model.piece_bytes)
     tokens = max(n * (context + room) for n, context in fitting)
-    worker = make_worker(layers, arguments.threads, tokens, max(contexts) + room, max(sequences))
-    print("sequences  context   step ms   weights        kv   compute   step / sum of bounds")
-    points = []
+    worker = make_worker(model, arguments.threads, tokens, max(contexts) + room, max(sequences))
+    title = f"{arguments.model}, {model.layers} layers, {arguments.threads} threads"
+    print(f"{title}; {native.describe()}\n")
+    print(
+        "| sequences | context | step ms | weights | kv | linear | attention | least | sum | / sum |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    points, seen = [], []
     for n, context in fitting:
+        seen.append(meter.measure())
         step_ms = run_steps(worker, n, context, arguments.steps)
-        points.append(make_point(layers, limits, n, context, step_ms))
+        points.append(make_point(model, seen[-1], n, context, step_ms))
         print_point(points[-1])
-    draw(points, arguments.png)
-    print(f"picture: {arguments.png}")
+    print(
+        f"\nLimits: streaming {_spread([one.stream_bytes_per_s for one in seen])} GB/s, pieces of "
+        f"{model.piece_bytes} bytes {_spread([one.pieces_bytes_per_s for one in seen])} GB/s, "
+        f"products {_spread([one.flops_per_s for one in seen])} GFLOP/s"
+    )
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no picture: install matplotlib, pip install 'pagemill[bench]'")
+        return
+    draw(points, title, arguments.picture)
+    print(f"picture: {arguments.picture}")
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{min(values) / 1e9:.1f}-{max(values) / 1e9:.1f}"
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ NB_MODULE(_C, m) {
   m.def("penalize_row", &penalize_row, Free());
   m.def("peak_flops", &peak_flops, Free());
   m.def("read_memory", &read_memory, Free());
+  m.def("read_pieces", &read_pieces, Free());
   m.def("linear_scratch_bytes", &linear_scratch_bytes);
   nb::class_<QMatrix>(m, "QMatrix")
       .def(nb::init<int, int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, int,

@@ -12,10 +12,18 @@
 namespace pagemill {
 namespace attention_detail {
 
+PAGEMILL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+PAGEMILL_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Keys [first, last): positions, or what of one segment.
+struct Range {
+  int64_t first, last;
+};
+
 constexpr int kTileKeys = 16;
 constexpr int kSegmentKeys = 256;
 constexpr int kSegmentTiles = kSegmentKeys / kTileKeys;
-constexpr int kMaxUnitRows = 96;
+constexpr int kMaxUnitRows = 192;
 constexpr int kMostRows = 6;  // of any path's inner loops
 
 struct Layer {

@@ -14,4 +14,8 @@ double peak_flops(int dtype, int64_t rounds);
 // returns their sum as words, so that none is skipped.
 uint64_t read_memory(uintptr_t from, int64_t bytes);
 
+// Read `count` pieces of piece_bytes, a multiple of 64, in an order (int64 [count], which piece after
+// `from`), as a paged cache is read; the threads take equal shares of it. Returns their sum as words.
+uint64_t read_pieces(uintptr_t from, int64_t piece_bytes, uintptr_t order, int64_t count);
+
 }  // namespace pagemill

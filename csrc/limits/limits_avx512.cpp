@@ -16,7 +16,7 @@ struct F32 {
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels kernels = {{run_flops<F32>, run_flops<F32>}, run_read};
+  static const Kernels kernels = {{run_flops<F32>, run_flops<F32>}, run_read, run_read_pieces};
   return &kernels;
 }
 

@@ -23,7 +23,7 @@ struct Bf16 : F32 {
 }  // namespace
 
 const Kernels* avx512_bf16_kernels() {
-  static const Kernels kernels = {{run_flops<F32>, run_flops<Bf16>}, run_read};
+  static const Kernels kernels = {{run_flops<F32>, run_flops<Bf16>}, run_read, run_read_pieces};
   return &kernels;
 }
 

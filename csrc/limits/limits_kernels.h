@@ -8,6 +8,8 @@ namespace pagemill::limits_detail {
 struct Kernels {
   double (*flops[2])(int64_t rounds);  // by dtype
   uint64_t (*read)(const char* from, int64_t bytes);
+  uint64_t (*read_pieces)(const char* from, int64_t bytes, const int64_t* order, int64_t first,
+                          int64_t last);
 };
 
 const Kernels* portable_kernels();

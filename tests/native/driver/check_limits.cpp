@@ -14,6 +14,11 @@ void check_limits(Digest& digest) {
       pagemill::set_num_threads(threads);
       require(pagemill::read_memory(from, bytes) == sum, "read_memory skips words");
     }
+    std::vector<int64_t> order(words / 8);  // backwards, in pieces of one line
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(order.size() - 1 - i);
+    const uintptr_t numbers = reinterpret_cast<uintptr_t>(order.data());
+    require(pagemill::read_pieces(from, 64, numbers, static_cast<int64_t>(order.size())) == sum,
+            "read_pieces skips words");
     digest.add(&sum, sizeof sum);
   }
   for (const int dtype : {0, 1})
