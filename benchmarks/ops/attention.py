@@ -1,13 +1,16 @@
 """Time one attention layer of every backend, in turn: decode, prefill and a mixed step.
 
-    python -m benchmarks.ops.attention [--threads 2] [--repeats 10] [--only decode]
+    python -m benchmarks.ops.attention [--threads 2] [--repeats 10] [--only decode] [--dtypes bfloat16]
 
 A line is one shape and dtype: for each backend the best time of one `forward` call with a prepared plan
 and the time of preparing it; for the native one its speed, and how many times plain torch's that is.
 Decode is bound by memory (bytes of keys and values that are read), prefill by arithmetic (products and
 sums of the keys that are seen). Backends take turns in every repeat, so that a busy machine disturbs
-both. Shapes are SmolLM2-135M's, 9 query and 3 key heads of 64, and Llama-3.2-1B's, 32 and 8 of 64; blocks
-of 16.
+both; a step goes through several caches, so that no processor's cache holds them. Whole prompts are also
+given to torch's `scaled_dot_product_attention`, whose keys and values lie side by side and not in
+blocks: what it takes is in units of the native one's time. Long prompts go without the plain backend,
+whose scores would not fit. Shapes are SmolLM2-135M's, 9 query and 3 key heads of 64, Llama-3.2-1B's, 32
+and 8 of 64, and Qwen3-0.6B's, 16 and 8 of 128; blocks of 16.
 """
 
 from __future__ import annotations
@@ -19,14 +22,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from pagemill import native
 from pagemill.attention import BACKENDS
 from pagemill.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
 
 BLOCK_SIZE = 16
+_CACHED_BYTES = 100_000_000  # several times what a processor's caches hold
+_LONG = 4096  # prompts that plain torch is not asked for
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SPEC = AttentionSpec(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125)
 LLAMA = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=64, scale=0.125)
+QWEN = AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=128, scale=128**-0.5)
 WINDOW = AttentionSpec(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125, sliding_window=128)
 
 
@@ -60,20 +68,21 @@ class Runner:
     spec: AttentionSpec
     batch: AttentionBatch
     inputs: tuple[Tensor, Tensor, Tensor]
-    kv: tuple[Tensor, Tensor]
+    kvs: list[tuple[Tensor, Tensor]]  # taken in turn
     plans: list[float]
     layers: list[float]
 
     def run(self) -> None:
-        """Time preparing with a first layer, and a further layer."""
+        """Time preparing with a first layer, and a layer of every cache."""
         start = time.perf_counter()
         plan = self.backend.prepare(self.batch)
-        self.backend.forward(self.spec, *self.inputs, self.kv, plan)
+        self.backend.forward(self.spec, *self.inputs, self.kvs[-1], plan)
         middle = time.perf_counter()
-        self.backend.forward(self.spec, *self.inputs, self.kv, plan)
-        end = time.perf_counter()
-        self.layers.append(end - middle)
-        self.plans.append(middle - start - (end - middle))
+        for kv in self.kvs:
+            self.backend.forward(self.spec, *self.inputs, kv, plan)
+        layer = (time.perf_counter() - middle) / len(self.kvs)
+        self.layers.append(layer)
+        self.plans.append(middle - start - layer)
 
 
 def make_runner(
@@ -82,15 +91,18 @@ def make_runner(
     """Return a backend with a full cache and random queries."""
     backend = BACKENDS.load(name)()
     num_blocks = int(batch.block_tables.max()) + 1
-    kv = backend.allocate_kv(spec, num_blocks, BLOCK_SIZE, dtype, torch.device("cpu"))
-    for pool in kv:
-        pool.normal_()
+    width = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    kvs = []
+    for _ in range(max(1, min(64, _CACHED_BYTES // (num_blocks * BLOCK_SIZE * width)))):
+        kvs.append(backend.allocate_kv(spec, num_blocks, BLOCK_SIZE, dtype, torch.device("cpu")))
+        for pool in kvs[-1]:
+            pool.normal_()
     tokens = batch.query_starts[-1]
     q, k, v = (
         torch.randn(tokens, heads, spec.head_dim).to(dtype)
         for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     )
-    return Runner(backend, spec, batch, (q, k, v), kv, [], [])
+    return Runner(backend, spec, batch, (q, k, v), kvs, [], [])
 
 
 def keys_seen(spec: AttentionSpec, batch: AttentionBatch) -> tuple[int, int]:
@@ -104,15 +116,29 @@ def keys_seen(spec: AttentionSpec, batch: AttentionBatch) -> tuple[int, int]:
     return read, seen
 
 
+def time_dense(runner: Runner) -> float:
+    """Return the seconds of torch's fused attention over a whole prompt without a cache."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in runner.inputs)
+    start = time.perf_counter()
+    scaled_dot_product_attention(q, k, v, is_causal=True, scale=runner.spec.scale, enable_gqa=True)
+    return time.perf_counter() - start
+
+
 def measure(
     name: str, spec: AttentionSpec, batch: AttentionBatch, dtype: torch.dtype, repeats: int
 ) -> None:
     """Print the time of one layer and of preparing the step, for each backend."""
     names = ["torch"] if native.extension() is None else ["torch", "cpu"]
+    if len(names) == 2 and batch.query_starts[1] > _LONG:
+        names = ["cpu"]
+    whole = batch.num_computed == (0,) and spec.sliding_window is None
+    dense = []
     runners = [make_runner(backend, spec, batch, dtype) for backend in names]
     for _ in range(repeats):
         for runner in runners:
             runner.run()
+        if whole:
+            dense.append(time_dense(runners[-1]))
     line = f"{name:34} {str(dtype)[6:]:9}"
     for backend, runner in zip(names, runners, strict=True):
         plan_us = max(0.0, statistics.median(runner.plans)) * 1e6
@@ -124,6 +150,8 @@ def measure(
     line += f"  {size / best / 1e9:6.1f} GB/s {flops / best / 1e9:7.1f} GFLOP/s"
     if len(runners) == 2:
         line += f"  x{min(runners[0].layers) / best:.1f}"
+    if dense:
+        line += f"  fused torch x{min(dense) / best:.2f}"
     print(line, flush=True)
 
 
@@ -132,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--only", default="", help="run the shapes whose names begin with this")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -151,9 +180,16 @@ def main() -> None:
         ("decode 64 x 300, Llama 1B", LLAMA, make_batch([299] * 64, [1] * 64)),
         ("decode 1 x 8000, Llama 1B", LLAMA, make_batch([7999], [1])),
         ("decode 1 x 16000", SPEC, make_batch([15999], [1])),
+        ("decode 1 x 128, Qwen3 0.6B", QWEN, make_batch([127], [1])),
+        ("decode 1 x 2048, Qwen3 0.6B", QWEN, make_batch([2047], [1])),
+        ("decode 1 x 8192, Qwen3 0.6B", QWEN, make_batch([8191], [1])),
+        ("decode 16 x 2048, Qwen3 0.6B", QWEN, make_batch([2047] * 16, [1] * 16)),
         ("prefill 512", SPEC, make_batch([0], [512])),
         ("prefill 2048", SPEC, make_batch([0], [2048])),
         ("prefill 2048, Llama 1B", LLAMA, make_batch([0], [2048])),
+        ("prefill 2048, Qwen3 0.6B", QWEN, make_batch([0], [2048])),
+        ("prefill 8192, Qwen3 0.6B", QWEN, make_batch([0], [8192])),
+        ("prefill 32768, Qwen3 0.6B", QWEN, make_batch([0], [32768])),
         ("prefill 2048, window 128", WINDOW, make_batch([0], [2048])),
         ("prefill 16 x 128", SPEC, make_batch([0] * 16, [128] * 16)),
         ("prefill 512 after 8000", SPEC, make_batch([8000], [512])),
@@ -163,8 +199,8 @@ def main() -> None:
         for name, spec, batch in cases:
             if not name.startswith(arguments.only):
                 continue
-            for dtype in (torch.float32, torch.bfloat16):
-                measure(name, spec, batch, dtype, arguments.repeats)
+            for dtype in arguments.dtypes.split(","):
+                measure(name, spec, batch, _DTYPES[dtype], arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ class Attend {
 
   void merge() {
     rows_.start();
-    const int64_t stride = part_floats(layer_);
     for (int64_t row = 0; row < unit_.rows; ++row) {
       const Range seen = visible(row);
       const int64_t last = (seen.last + kSegmentKeys - 1) / kSegmentKeys;
