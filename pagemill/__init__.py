@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pagemill.version import __version__
 
 if TYPE_CHECKING:
+    from pagemill.beam_search_params import BeamSearchParams
     from pagemill.engine.async_engine import AsyncLLMEngine
     from pagemill.engine.llm_engine import LLMEngine
     from pagemill.engine_args import AsyncEngineArgs, EngineArgs
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pagemill.sampling_params import RequestOutputKind, SamplingParams
 
 _HOMES = {
+    "BeamSearchParams": "pagemill.beam_search_params",
     "LLM": "pagemill.llm",
     "LLMEngine": "pagemill.engine.llm_engine",
     "AsyncLLMEngine": "pagemill.engine.async_engine",
@@ -34,6 +36,7 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLMEngine",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",

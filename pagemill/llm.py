@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.engine.progress import Progress
 from pagemill.engine.prometheus import Metric, PrometheusStatLogger
@@ -21,13 +22,14 @@ from pagemill.engine_args import EngineArgs
 from pagemill.errors import NotSupportedError, RequestError
 from pagemill.log import get_logger
 from pagemill.messages import PLAIN_TERMS, EngineRequest, ServiceTerms
-from pagemill.outputs import RequestOutput
+from pagemill.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams, is_whole_number
 from pagemill.tokenizer.base import Tokenizer
 
 logger = get_logger(__name__)
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+AnyParams = SamplingParams | BeamSearchParams
 Message = dict[str, Any]
 
 
@@ -72,6 +74,48 @@ class LLM:
         terms = _terms_list(len(batch), priority, tenant, start_timeout, request_timeout)
         return self._run(batch, _params_list(sampling_params, len(batch)), terms, use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[BeamSearchOutput]:
+        """Return the best beams of each prompt, in the order of the prompts.
+
+        The beams are those of transformers' `generate(num_beams=beam_width)` without sampling. Prompts are
+        checked as in `generate`; a request that breaks later raises RequestError, since beams without an end
+        have no rank.
+        """
+        if lora_request is not None:
+            raise NotSupportedError("lora_request: this version serves no LoRA adapters")
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(
+                f"params is {type(params).__name__}; it must be BeamSearchParams", param="params"
+            )
+        batch = _prompt_list(prompts)
+        outputs = self._run(batch, [params] * len(batch), [PLAIN_TERMS] * len(batch), use_tqdm)
+        return [self._beams(output) for output in outputs]
+
+    def _beams(self, output: RequestOutput) -> BeamSearchOutput:
+        if output.error is not None:
+            raise RequestError(f"the beam search of {output.request_id} broke: {output.error}")
+        tokenizer = None if self.llm_engine.has_no_tokenizer else self.get_tokenizer()
+        sequences = []
+        for beam in output.outputs:
+            tokens = [*output.prompt_token_ids, *beam.token_ids]
+            sequences.append(
+                BeamSearchSequence(
+                    tokens=tokens,
+                    logprobs=beam.logprobs or [],
+                    cum_logprob=beam.cumulative_logprob or 0.0,
+                    text=None if tokenizer is None else tokenizer.decode(tokens),
+                    finish_reason=beam.finish_reason,
+                    stop_reason=beam.stop_reason,
+                )
+            )
+        return BeamSearchOutput(sequences)
+
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -115,7 +159,7 @@ class LLM:
     def _run(
         self,
         prompts: Sequence[Any],
-        params: Sequence[SamplingParams | None],
+        params: Sequence[AnyParams | None],
         terms: Sequence[ServiceTerms],
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
@@ -134,13 +178,15 @@ class LLM:
     def _check(
         self,
         prompts: Sequence[Any],
-        params: Sequence[SamplingParams | None],
+        params: Sequence[AnyParams | None],
         terms: Sequence[ServiceTerms],
     ) -> list[EngineRequest]:
         requests = []
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            own = self.get_default_sampling_params() if own is None else _final_only(own)
-            own.output_kind = RequestOutputKind.FINAL_ONLY
+            if own is None:
+                own = self.get_default_sampling_params()
+            if isinstance(own, SamplingParams):
+                own = _final_only(own)
             requests.append(
                 self.llm_engine.input_processor.process(
                     f"prompt-{next(self._ids)}",

@@ -55,6 +55,16 @@ class SamplingSpec:
         return self.temperature == 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSpec:
+    """How a request searches beams, see `core.beam_search`."""
+
+    width: int
+    num_candidates: int  # continuations looked at in a round
+    length_penalty: float
+    early_stopping: bool | str  # True, False or "never"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTerms:
     """How a request wants to be served; whatever it says, the tokens are the same."""
@@ -96,6 +106,7 @@ class EngineRequest:
     tenant: str = ""
     deadlines: RequestDeadlines | None = None
     num_truncated_prompt_tokens: int = 0
+    beams: BeamSpec | None = None  # a beam search; num_samples of its beams come back
     # What keys and values hang on beside the tokens, as (label, value): the prefix cache keeps apart
     # what differs here.
     cache_keys: tuple[tuple[str, str], ...] = ()

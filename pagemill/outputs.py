@@ -46,6 +46,25 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class BeamSearchSequence:
+    """One complete beam."""
+
+    tokens: list[int]  # of the prompt and of the beam
+    logprobs: list[TokenLogprobs]  # one a generated token, that token alone
+    cum_logprob: float  # their sum
+    text: str | None  # of all tokens; None without a tokenizer
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, best first by sum / length ** length_penalty."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of one request, in seconds of `time.monotonic`, but `arrival_time` of `time.time`."""
 

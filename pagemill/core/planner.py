@@ -432,6 +432,7 @@ class _Draft:
             for planned in self._planned.values()
             if planned.num_tokens == planned.sequence.num_remaining == 1
             and planned.sequence.group.is_forked
+            and planned.sequence.group.request.beams is None  # what it takes is not sampled
         ]
         lengths = chooser.choose(decodes, self._tokens_left) if decodes else []
         for sequence, wanted in zip(decodes, lengths, strict=True):

@@ -5,9 +5,11 @@ in step with each other:
 
     enter      a new request           -> waiting
     seat       waiting or swapped      -> running
-    preempt    running (or waiting with blocks) -> swapped, or waiting, without blocks
+    preempt    running (or waiting with blocks) -> swapped, or waiting, without blocks; paused stays so
     lose       running or swapped      -> waiting: what it computed is lost
     fork       a computed prompt       -> its other samples, waiting, on the same blocks
+    pause      running                 -> in no queue, with its blocks, until its beam search goes on
+    enter_fork a paused beam           -> one that continues it, on the same blocks
     end        anywhere                -> finished, nothing held
 
 Owned by the scheduler; `step_commit` and `step_results` change it in the two halves of a step.
@@ -16,6 +18,7 @@ Owned by the scheduler; `step_commit` and `step_results` change it in the two ha
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.policies.base import Policy
@@ -53,9 +56,9 @@ class Roster:
         )
 
     def waiting_holders(self) -> list[Sequence]:
-        """Return the waiting sequences that hold blocks."""
+        """Return the sequences that hold blocks and do not run."""
         holders = (self.sequences[seq_id] for seq_id in self.blocks.holders())
-        return [s for s in holders if s.status is SequenceStatus.WAITING]
+        return [s for s in holders if s.status is not SequenceStatus.RUNNING]
 
     def check(self) -> None:
         """Assert that blocks, queues and counts agree. Reads everything."""
@@ -67,6 +70,9 @@ class Roster:
         queued.update((s.seq_id, SequenceStatus.RUNNING) for s in self.running)
         assert len(queued) == len(self.waiting) + len(self.running), "queued twice"
         assert self.swapped.keys() == set(self.blocks.swapped_ids()), "tier and queue differ"
+        paused = [s for s in self.sequences.values() if s.status is SequenceStatus.PAUSED]
+        assert all(s.group.beams is not None for s in paused), "paused, but no beam"
+        queued.update((s.seq_id, SequenceStatus.PAUSED) for s in paused)
         assert queued.keys() == self.sequences.keys(), "queues and sequences differ"
         assert set(self.blocks.holders()) <= queued.keys(), "an ended sequence holds blocks"
         assert len(self.running) <= self._max_num_seqs, "more sequences than seats"
@@ -95,6 +101,9 @@ class Roster:
             prompt_token_ids=request.prompt_token_ids,
             num_tokens=len(request.prompt_token_ids),
         )
+        if request.beams is not None:
+            group.num_unfinished = 1
+            group.is_forked = True  # no samples: its beams fork in rounds of their own
         self.groups[request.request_id] = group
         self.policy.note_arrival(group)
         self.blocks.name_blocks(root)
@@ -110,7 +119,8 @@ class Roster:
 
     def preempt(self, victim: Sequence) -> bool:
         """Take a sequence's blocks and its seat; return whether the host tier has what it computed."""
-        is_kept = self.blocks.swap_out(victim)
+        is_paused = victim.status is SequenceStatus.PAUSED  # a short wait, often on shared blocks
+        is_kept = not is_paused and self.blocks.swap_out(victim)
         if not is_kept:
             self.blocks.free(victim.seq_id)
         self._await_return(victim)
@@ -132,7 +142,11 @@ class Roster:
         return void
 
     def _await_return(self, sequence: Sequence) -> None:
-        """Let a sequence wait, with nothing computed."""
+        """Let a sequence wait, with nothing computed; a paused beam waits for its mates already."""
+        if sequence.status is SequenceStatus.PAUSED:
+            sequence.num_computed = 0
+            sequence.num_preemptions += 1
+            return
         self._unqueue(sequence)
         sequence.num_computed = 0
         sequence.num_scheduled = 0
@@ -144,9 +158,24 @@ class Roster:
     def _unqueue(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
-        else:
+        elif sequence.status is not SequenceStatus.PAUSED:
             self.waiting.remove(sequence)
             self.swapped.pop(sequence.seq_id, None)
+
+    def pause(self, beam: Sequence) -> None:
+        """Take a computed beam's seat; it keeps its blocks."""
+        self.running.remove(beam)
+        self._drop_row(beam)
+        beam.status = SequenceStatus.PAUSED
+
+    def enter_fork(self, parent: Sequence, child: Sequence) -> None:
+        """Queue what continues a paused beam, on its blocks; seat it at once if a seat is free."""
+        child.group.num_unfinished += 1
+        if self.blocks.table(parent.seq_id):  # else it was preempted while it waited
+            self.blocks.fork(parent.seq_id, child.seq_id)
+        self.blocks.name_blocks(child)
+        self._register(child)
+        self.seat_fork(child)
 
     def fork(self, root: Sequence) -> list[Sequence]:
         """Make the other samples of a request whose prompt is computed; they hold its blocks."""
@@ -212,7 +241,7 @@ class Roster:
                 fork = root.fork(self.seq_ids.take(), index)
                 self._register(fork)
             group.is_forked = True
-        return [
+        updates = [
             self.end(
                 sequence,
                 reason,
@@ -221,6 +250,10 @@ class Roster:
             )
             for sequence in list(group.sequences.values())
         ]
+        if group.request.beams is None:
+            return updates
+        samples = range(group.request.num_samples)  # what the caller waits for, whatever ran
+        return [replace(updates[0], sample_index=index) for index in samples]
 
     def take_removed(self) -> tuple[int, ...]:
         """Return the rows that the ranks may drop, once."""

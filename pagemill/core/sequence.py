@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from pagemill.core.beam_search import BeamSearch
 from pagemill.messages import EngineRequest, NewSequence
 
 
@@ -23,6 +24,7 @@ class SequenceStatus(enum.Enum):
     WAITING = "waiting"  # never run, preempted, or forked with no seat free; may hold blocks
     SWAPPED = "swapped"  # preempted, and what it computed is in the host tier; holds no blocks
     RUNNING = "running"  # has a seat; keeps its blocks from step to step
+    PAUSED = "paused"  # a computed beam that waits for its mates; in no queue, may hold blocks
     FINISHED = "finished"  # in no queue, holds nothing
 
 
@@ -67,6 +69,7 @@ class SequenceGroup:
     num_unfinished: int  # samples, those not forked yet included
     is_forked: bool = False  # the first tokens of all samples were drawn
     sequences: dict[int, Sequence] = field(default_factory=dict)  # unfinished, by seq_id
+    beams: BeamSearch | None = None  # then the sequences are the running beams, not samples
 
     @property
     def request_id(self) -> str:
@@ -169,6 +172,15 @@ class Sequence:
             num_served=self.num_served,
             first_scheduled_time=self.first_scheduled_time,
         )
+
+    def continue_as(self, seq_id: int, sample_index: int) -> Sequence:
+        """Return a sibling that has all tokens of this one, computed as far as here."""
+        sibling = self.fork(seq_id, sample_index)
+        sibling.output_token_ids = list(self.output_token_ids)
+        sibling.num_tokens = self.num_tokens
+        sibling.num_preemptions = self.num_preemptions
+        sibling.first_token_time = self.first_token_time
+        return sibling
 
     def as_new(self) -> NewSequence:
         """Return the message that gives the ranks a row."""

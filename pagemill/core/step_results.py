@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagemill.core.beam_results import BeamResults
 from pagemill.core.draft_lengths import DraftLengths
 from pagemill.core.roster import Roster, news
 from pagemill.core.sequence import Sequence, SequenceStatus
@@ -34,6 +35,7 @@ class StepResults:
         self._drafts = drafts
         self._max_model_len = max_model_len
         self._clock = clock
+        self._beams = BeamResults(roster, max_model_len)
 
     def take(self, scheduled: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
         """Take a step's results in; return what is new, for the output processor.
@@ -66,10 +68,13 @@ class StepResults:
         """Take one sequence's result in."""
         group = sequence.group
         if output.error is not None:
-            if not group.is_forked:  # no sample can go on without the prompt
+            # No sample can go on without the prompt, no search without one of its beams.
+            if not group.is_forked or group.request.beams is not None:
                 return self._roster.end_group(group, "error", error=output.error)
             return [self._roster.end(sequence, "error", error=output.error)]
         assert len(output.tokens) == share.num_samples, "not one run of tokens a sample"
+        if group.request.beams is not None:
+            return self._beams.take(sequence, output, now)
         if share.num_samples == 0:
             if sequence.num_computed == sequence.num_tokens:  # max_tokens is 0
                 return self._roster.end_group(group, "length", prompt_scores=output.prompt_scores)

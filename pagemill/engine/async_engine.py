@@ -13,6 +13,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.config import IN_PROCESS, EngineConfig
 from pagemill.engine.engine_loop import (
     Abort,
@@ -110,7 +111,7 @@ class AsyncLLMEngine:
     async def generate(
         self,
         prompt: Any,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | BeamSearchParams | None = None,
         request_id: str | None = None,
         lora_request: None = None,
         *,
@@ -147,7 +148,7 @@ class AsyncLLMEngine:
     async def prepare(
         self,
         prompt: Any,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | BeamSearchParams | None = None,
         request_id: str | None = None,
         *,
         terms: ServiceTerms = PLAIN_TERMS,

@@ -13,13 +13,15 @@ import itertools
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.config import ModelConfig, SchedulerConfig
 from pagemill.engine.service_checks import check_terms, deadlines_of
 from pagemill.engine.vocabulary import (
     bad_word_ids,
+    beam_spec,
     check_ids,
     check_logprobs,
     check_masks,
@@ -85,7 +87,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams | None = None,
+        params: SamplingParams | BeamSearchParams | None = None,
         *,
         arrival_time: float | None = None,
         terms: ServiceTerms = PLAIN_TERMS,
@@ -100,7 +102,8 @@ class InputProcessor:
                 f"request_id is {request_id!r}; it must be a non-empty string", param="request_id"
             )
         check_terms(terms, self._policy)
-        own = self._own_params(params)
+        search = params.checked_copy() if isinstance(params, BeamSearchParams) else None
+        own = self._own_params(params if search is None else search.as_sampling_params())
         read = self._read_prompt(prompt)
         token_ids, num_truncated = self._truncate(read.token_ids, own)
         max_tokens = self._settle_max_tokens(len(token_ids), own.max_tokens, length_rule)
@@ -112,13 +115,17 @@ class InputProcessor:
                 param="min_tokens",
             )
         stop_ids, sampling = self._sampling(own)
+        beams = None
+        if search is not None:
+            beams = beam_spec(search, self._model, len(sampling.stop_token_ids))
+            sampling = replace(sampling, logprobs=beams.num_candidates)
         return EngineRequest(
             request_id=request_id,
             prompt=read.text,
             prompt_token_ids=tuple(token_ids),
             params=own,
             sampling=sampling,
-            num_samples=own.num_samples,
+            num_samples=own.num_samples if search is None else search.num_returned,
             max_tokens=max_tokens,
             eos_token_ids=frozenset(() if own.ignore_eos else self._model.eos_token_ids),
             stop_token_ids=stop_ids,
@@ -127,19 +134,21 @@ class InputProcessor:
             tenant=terms.tenant,
             deadlines=deadlines_of(terms, time.monotonic()),
             num_truncated_prompt_tokens=num_truncated,
+            beams=beams,
             cache_keys=() if read.cache_salt is None else (("cache_salt", read.cache_salt),),
         )
 
     # ------------------------------------------------------------ parameters
 
-    def _own_params(self, params: SamplingParams | None) -> SamplingParams:
+    def _own_params(self, params: object) -> SamplingParams:
         if params is None:
             own = self.default_params()
         elif isinstance(params, SamplingParams):
             own = params.checked_copy()
         else:
             raise RequestError(
-                f"sampling_params is {type(params).__name__}; it must be SamplingParams or None",
+                f"sampling_params is {type(params).__name__}; it must be SamplingParams, "
+                "BeamSearchParams or None",
                 param="sampling_params",
             )
         if own.logits_processors and not self._shares_process:

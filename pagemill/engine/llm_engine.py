@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.config import IN_PROCESS, EngineConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.engine.input_processor import InputProcessor
@@ -111,7 +112,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams | None = None,
+        params: SamplingParams | BeamSearchParams | None = None,
         arrival_time: float | None = None,
         lora_request: None = None,
         *,
@@ -270,6 +271,11 @@ class LLMEngine:
     def errored(self) -> bool:
         """Return whether the engine is dead."""
         return self._dead is not None
+
+    @property
+    def has_no_tokenizer(self) -> bool:
+        """Return whether the engine was started with skip_tokenizer_init."""
+        return self._tokenizer is None
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer; an engine without one raises ConfigError."""

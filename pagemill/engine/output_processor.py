@@ -102,7 +102,7 @@ class _Request:
         self.error: str | None = None
         self.timed_out = False
         self.sent_prompt_logprobs = False
-        self.ranked = request.num_samples > params.n
+        self.ranked = request.beams is None and request.num_samples > params.n
         self.kind = RequestOutputKind.FINAL_ONLY if self.ranked else params.output_kind
         own_stops = params.stop_token_ids or ()
         stops = {} if tokenizer is None else special_stops(params.stop_strings, tokenizer)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.config import ModelConfig
 from pagemill.errors import RequestError
+from pagemill.messages import BeamSpec
 from pagemill.sampling_params import SamplingParams, shown
 from pagemill.tokenizer.base import Tokenizer
 
@@ -49,6 +51,28 @@ def check_logprobs(params: SamplingParams, model: ModelConfig, vocab_size: int) 
             f"reports {model.logprobs_mode} (logprobs_mode); set best_of to n",
             param="best_of",
         )
+
+
+def beam_spec(params: BeamSearchParams, model: ModelConfig, num_ends: int) -> BeamSpec:
+    """Return what a beam search needs, of a vocabulary of which `num_ends` tokens end a beam.
+
+    With (1 + num_ends) * width candidates a round leaves at least `width` that run on.
+    """
+    if model.logprobs_mode != "raw_logprobs":
+        raise RequestError(
+            "beam search ranks by the model's log probabilities, but the engine reports "
+            f"{model.logprobs_mode} (logprobs_mode); start it with raw_logprobs",
+            param="beam_width",
+        )
+    vocab = model.shape.vocab_size
+    num_candidates = max(2, 1 + num_ends) * params.beam_width
+    if num_candidates > vocab:
+        raise RequestError(
+            f"beam_width is {params.beam_width}; with the {vocab} tokens of this model it must be at "
+            f"most {vocab // max(2, 1 + num_ends)}",
+            param="beam_width",
+        )
+    return BeamSpec(params.beam_width, num_candidates, params.length_penalty, params.early_stopping)
 
 
 def special_stops(stops: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:

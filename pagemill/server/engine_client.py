@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.config import EngineConfig
 from pagemill.engine.input_processor import LengthRule
 from pagemill.engine.stats import StatLogger
@@ -33,7 +34,7 @@ class EngineClient(Protocol):
     async def prepare(
         self,
         prompt: Any,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | BeamSearchParams | None = None,
         request_id: str | None = None,
         *,
         terms: ServiceTerms = PLAIN_TERMS,

@@ -12,9 +12,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.errors import PagemillError
 from pagemill.messages import ServiceTerms
 from pagemill.sampling_params import RequestOutputKind, SamplingParams, shown
+from pagemill.server.beams import read_beams
 from pagemill.server.errors import ApiError, to_api_error
 from pagemill.server.fields import Fields, wrong
 
@@ -34,8 +36,6 @@ _REFUSED_EVERYWHERE = {
     "guided_choice": _STRUCTURED,
     "guided_grammar": _STRUCTURED,
     "response_format": _STRUCTURED,
-    "use_beam_search": "this version has no beam search; leave it out",
-    "length_penalty": "this version has no beam search; leave it out",
     "output_kind": "it is chosen by stream; leave it out",
 }
 _REFUSED_COMPLETIONS = {
@@ -56,7 +56,6 @@ _REFUSED_CHAT = {
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "logits_processors": ([],),
-    "use_beam_search": (False,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -83,6 +82,7 @@ class GenerationRequest:
 
     model: str | None
     params: SamplingParams
+    beams: BeamSearchParams | None  # then `params` holds what is shown, and nothing is sampled
     stream: StreamOptions | None
     terms: ServiceTerms  # the tenant is the field `user`
     cache_salt: str | None
@@ -145,7 +145,8 @@ def read_completion(data: dict[str, Any], defaults: dict[str, Any]) -> Completio
     fields = Fields(data)
     prompts = _prompts(fields.take("prompt"))
     echo = fields.flag("echo", False)
-    values = {"max_tokens": 16, **defaults, **_sampling(fields)}
+    given = _sampling(fields)
+    values = {"max_tokens": 16, **defaults, **given}
     max_tokens = fields.take("max_tokens")
     if max_tokens is not None:
         values["max_tokens"] = max_tokens
@@ -155,13 +156,16 @@ def read_completion(data: dict[str, Any], defaults: dict[str, Any]) -> Completio
     if echo and values["max_tokens"] == 0 and values.get("prompt_logprobs") is None:
         values["prompt_logprobs"] = 0  # what makes "generate nothing" a request
     stream = _stream(fields)
+    beams = read_beams(fields, values, given, streams=stream is not None)
     common = _common(fields, add_special_tokens=True)
     fields.refuse({**_REFUSED_EVERYWHERE, **_REFUSED_COMPLETIONS}, _HARMLESS)
     fields.accept(NO_MEANING)
     fields.end()
     _refuse_streamed_prompt_logprobs(data, stream)
-    params = _params(values, stream, {})
-    return CompletionRequest(prompts=prompts, echo=echo, params=params, stream=stream, **common)
+    params = _params(values if beams is None else _shown(beams), stream, {})
+    return CompletionRequest(
+        prompts=prompts, echo=echo, params=params, beams=beams, stream=stream, **common
+    )
 
 
 def read_chat(data: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
@@ -170,7 +174,8 @@ def read_chat(data: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
     messages = _messages(fields)
     template = _template(fields)
     renames = {"logprobs": "top_logprobs"}
-    values = {"max_tokens": None, **defaults, **_sampling(fields)}
+    given = _sampling(fields)
+    values = {"max_tokens": None, **defaults, **given}
     newer, older = fields.take("max_completion_tokens"), fields.take("max_tokens")
     if newer is not None and older is not None and newer != older:
         raise ApiError(
@@ -184,15 +189,17 @@ def read_chat(data: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
     values["logprobs"] = _chat_logprobs(fields)
     stream = _stream(fields)
     _refuse_streamed_prompt_logprobs(data, stream)
+    beams = read_beams(fields, values, given, streams=stream is not None)
     common = _common(fields, add_special_tokens=False)
     fields.refuse({**_REFUSED_EVERYWHERE, **_REFUSED_CHAT}, _HARMLESS)
     fields.accept(NO_MEANING)
     fields.end()
-    params = _params(values, stream, renames)
+    params = _params(values if beams is None else _shown(beams), stream, renames)
     return ChatRequest(
         messages=messages,
         template=template,
         params=params,
+        beams=beams,
         stream=stream,
         renames=renames,
         **common,
@@ -272,6 +279,11 @@ def _params(
         return SamplingParams(**values, output_kind=kind)
     except PagemillError as error:
         raise to_api_error(error, renames) from None
+
+
+def _shown(beams: BeamSearchParams) -> dict[str, Any]:
+    """Return the parameters by which the beams are shown."""
+    return {"n": beams.num_returned, "max_tokens": beams.max_tokens}
 
 
 def _stream(fields: Fields) -> StreamOptions | None:

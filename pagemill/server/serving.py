@@ -181,7 +181,7 @@ class Serving:
             ready["cache_salt"] = body.cache_salt
         return await self.engine.prepare(
             ready,
-            body.params,
+            body.beams or body.params,
             request_id,
             terms=self._terms(body.terms, api_key),
             length_rule=LengthRule.STRICT,
