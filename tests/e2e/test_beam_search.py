@@ -58,7 +58,8 @@ def test_beams_are_those_of_transformers(
     # A token that is likely somewhere ends a beam, so that lengths differ.
     ids = torch.tensor([PROMPTS[1]])
     eos = int(model(ids).logits[0, -1].topk(3).indices[2])
-    model.generation_config.eos_token_id = eos
+    ends = {eos, model.generation_config.eos_token_id}
+    model.generation_config.eos_token_id = sorted(ends)
     model.generation_config.pad_token_id = 0
     with start(folder, hf_overrides={"eos_token_id": eos}) as llm:
         for prompt in PROMPTS:
@@ -77,7 +78,7 @@ def test_beams_are_those_of_transformers(
             for ours, row in zip(output.sequences, theirs.sequences.tolist(), strict=True):
                 assert ours.tokens == row[: len(ours.tokens)]
                 assert set(row[len(ours.tokens) :]) <= {0}
-                assert ours.finish_reason == ("stop" if ours.tokens[-1] == eos else "length")
+                assert ours.finish_reason == ("stop" if ours.tokens[-1] in ends else "length")
             assert scores == pytest.approx(theirs.sequences_scores.tolist(), abs=2e-4)
 
 
@@ -106,7 +107,7 @@ def test_small_pool_preempts_beams(folder: Path) -> None:
     with start(folder, block_size=8, kv_cache_memory_bytes=1 << 16) as llm:
         told(llm, PROMPTS * 2, PARAMS)
         metrics = {m.name: m for m in llm.get_metrics()}
-        assert metrics["vllm:num_preemptions_total"].value > 0  # type: ignore[union-attr]
+        assert metrics["pagemill:num_preemptions"].value > 0  # type: ignore[union-attr]
 
 
 def test_all_blocks_come_back_after_beams_end_or_are_aborted(llm: LLM) -> None:

@@ -53,7 +53,8 @@ EVERYWHERE = [
     ("tempreature", "1"), ("mystery", "null"),
     # features of other servers or later versions
     ("response_format", '{"type": "json_object"}'), ("structured_outputs", '{"json": {}}'),
-    ("guided_json", "{}"), ("logits_processors", '["a:b"]'), ("use_beam_search", "true"),
+    ("guided_json", "{}"), ("logits_processors", '["a:b"]'), ("use_beam_search", "1"),
+    ("length_penalty", "1"), ("early_stopping", "true"),
     ("cache_salt", "1"), ("cache_salt", '""'), ("output_kind", "1"),
 ]  # fmt: skip
 COMPLETIONS_ONLY = [

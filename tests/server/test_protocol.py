@@ -23,6 +23,7 @@ from pagemill.server.protocol import (
 FIELDS = sorted(
     {f.name for f in dataclasses.fields(SamplingParams)}
     | {"prompt", "messages", "echo", "stream", "stream_options", "tools", "tool_choice", "model"}
+    | {"use_beam_search", "length_penalty", "early_stopping"}
     | {"chat_template_kwargs", "documents", "priority", "top_logprobs", "max_completion_tokens"}
     | {"tokens", "add_special_tokens", "response_format", "user", "continue_final_message", "x"}
 )

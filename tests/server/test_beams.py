@@ -1,0 +1,81 @@
+"""Beam search over HTTP: which fields mean what, and the same beams as offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from pagemill import LLM, BeamSearchParams
+from pagemill.server.errors import ApiError
+from pagemill.server.protocol import read_chat, read_completion
+from tests.fakes.fake_model import save_tiny_llama
+from tests.server.real_serve import Serve, ready
+
+BODY = {"prompt": "x", "use_beam_search": True}
+
+
+def test_best_of_is_the_width_and_n_what_comes_back() -> None:
+    read = read_completion(
+        {**BODY, "n": 2, "best_of": 5, "length_penalty": 0.5}, {"temperature": 0.7}
+    )
+    assert read.beams == BeamSearchParams(beam_width=5, n=2, max_tokens=16, length_penalty=0.5)
+    assert read.params.n == 2
+    chat = {"messages": [{"role": "user", "content": "x"}], "use_beam_search": True, "n": 3}
+    wide = read_chat({**chat, "max_completion_tokens": 7, "early_stopping": "never"}, {}).beams
+    assert wide == BeamSearchParams(beam_width=3, n=3, max_tokens=7, early_stopping="never")
+    assert read_completion({**BODY, "use_beam_search": False}, {}).beams is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"stream": True}, "use_beam_search"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"top_p": 0.5}, "top_p"),
+        ({"stop": "x"}, "stop"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 300}, "n"),
+        ({"n": 2, "best_of": 1}, "n"),
+        ({"best_of": 300}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"length_penalty": "x"}, "length_penalty"),
+        ({"early_stopping": 3}, "early_stopping"),
+    ],
+)
+def test_what_beams_cannot_have_is_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_completion({**BODY, **fields}, {})
+    assert caught.value.param == named
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+@pytest.fixture(scope="module")
+def serve(tiny_llama: Path) -> Iterator[Serve]:
+    with ready(str(tiny_llama), "--served-model-name", "tiny", "--debug") as running:
+        yield running
+
+
+def test_the_official_client_gets_the_beams_of_offline_search(
+    tiny_llama: Path, serve: Serve
+) -> None:
+    with openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.completions.create(
+            model="tiny", prompt=[5, 9, 33], max_tokens=6, n=2, best_of=4,
+            extra_body={"use_beam_search": True, "return_token_ids": True},
+        )  # fmt: skip
+    with LLM(str(tiny_llama)) as llm:
+        params = BeamSearchParams(beam_width=4, n=2, max_tokens=6)
+        (output,) = llm.beam_search([[5, 9, 33]], params)
+    ours = [choice.model_extra["token_ids"] for choice in answer.choices]
+    assert ours == [sequence.tokens[3:] for sequence in output.sequences]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage.completion_tokens == sum(map(len, ours))
