@@ -17,8 +17,7 @@ is:
 `sum` is all four one after the other; `least` is what remains if, inside the linear layers and inside
 attention, reading and computing overlapped wholly: the larger of weights and linear, and the larger of
 kv and attention. A step should lie between them, or little above: its ratio to the sum is printed. A
-leap between neighbours that the bounds do not make would be a cliff. Prints the table and, where
-matplotlib is installed, draws it.
+leap between neighbours that the bounds do not make would be a cliff. Prints the table and draws it.
 
 Qwen3-0.6B's whole cache takes 112 KiB a token: what does not fit in memory is named and left out. With
 `--layers 4` everything fits in 24 GiB; the shares of attention and linear layers stay as they are, that
@@ -28,7 +27,6 @@ of the head grows.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import tempfile
 import time
@@ -40,6 +38,7 @@ from typing import Any
 import torch
 
 from benchmarks.random_models import SHAPES
+from benchmarks.svg import Panel, picture
 from pagemill import EngineArgs, native
 from pagemill.device.host_memory import lazy_zeros
 from pagemill.engine.resolve import resolve
@@ -244,31 +243,21 @@ def print_point(point: Point) -> None:
     )
 
 
-def draw(points: Sequence[Point], title: str, path: Path) -> None:
-    """Draw measured times as lines and, in the same colour, the bands from least to sum."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5))
-    axes = figure.add_subplot()
-    for i, context in enumerate(sorted({point.context for point in points})):
+def draw(points: Sequence[Point]) -> str:
+    """Return a picture: a panel a context, measured times and both bounds over the sequences."""
+    panels = []
+    for context in sorted({point.context for point in points}):
         mine = [point for point in points if point.context == context]
-        counts = [point.sequences for point in mine]
-        axes.plot(
-            counts, [p.step_ms for p in mine], "o-", color=f"C{i}", label=f"{context} tokens each"
-        )
-        lows, highs = [p.least_ms for p in mine], [p.sum_ms for p in mine]
-        axes.fill_between(counts, lows, highs, color=f"C{i}", alpha=0.25, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    ticks = sorted({point.sequences for point in points})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xlabel("sequences")
-    axes.set_ylabel("decode step, ms; bands: from overlapped bounds to their sum")
-    axes.set_title(title, fontsize="medium")
-    axes.grid(which="major", alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+        lines = {
+            "measured": {p.sequences: p.step_ms for p in mine},
+            "bounds, one after the other": {p.sequences: p.sum_ms for p in mine},
+            "bounds, overlapped": {p.sequences: p.least_ms for p in mine},
+        }
+        panel = Panel(f"{context} tokens each", "sequences", "ms a decode step")
+        panel.lines(lines)
+        panel.legend(list(lines))
+        panels.append(panel)
+    return picture(panels)
 
 
 def _parse() -> argparse.Namespace:
@@ -280,7 +269,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--contexts", default="128,2048,8192")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--cache-gib", type=float, default=12.0, help="most memory of the cache")
-    parser.add_argument("--picture", type=Path, default=Path("benchmarks/growth.svg"))
+    parser.add_argument("--picture", type=Path, default=Path("docs/growth.svg"))
     return parser.parse_args()
 
 
@@ -318,10 +307,7 @@ def main() -> None:
         f"{model.piece_bytes} bytes {_spread([one.pieces_bytes_per_s for one in seen])} GB/s, "
         f"products {_spread([one.flops_per_s for one in seen])} GFLOP/s"
     )
-    if importlib.util.find_spec("matplotlib") is None:
-        print("no picture: install matplotlib, pip install 'pagemill[bench]'")
-        return
-    draw(points, title, arguments.picture)
+    arguments.picture.write_text(draw(points))
     print(f"picture: {arguments.picture}")
 
 

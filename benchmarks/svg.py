@@ -1,6 +1,6 @@
 """Pictures as plain SVG: curves of distributions over a logarithmic axis, lines, and groups of bars.
 
-Made for `benchmarks.simulate` and `benchmarks.swap`, which must draw where nothing but pagemill is installed.
+Made for `benchmarks.simulate`, `benchmarks.swap` and `benchmarks.growth`, which must draw where nothing but pagemill is installed.
 """
 
 from __future__ import annotations

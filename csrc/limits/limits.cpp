@@ -46,7 +46,7 @@ uint64_t read_pieces(uintptr_t from, int64_t piece_bytes, uintptr_t order, int64
   check(from != 0, "read_pieces", "from", "must be memory");
   check(piece_bytes > 0 && piece_bytes % 64 == 0, "read_pieces", "piece_bytes",
         "must be a multiple of 64");
-  check(order != 0 && count >= 0, "read_pieces", "order", "must be numbers");
+  check(count >= 0 && (order != 0 || count == 0), "read_pieces", "order", "must be numbers");
   const Kernels* kernels = pick(kTable)();
   std::atomic<uint64_t> total{0};
   parallel_for(count, 1, [&](int64_t first, int64_t last) {

@@ -13,7 +13,6 @@ import torch
 
 from pagemill.layers.rope import make_rope
 from pagemill.models.blocks import DecoderLM, ParallelLayer, PreNormLayer
-from pagemill.ops.reference import ACTIVATIONS
 from tests.models.conftest import load
 from tests.models.driver import generate
 from tests.models.test_families import NUM_TOKENS, PROMPTS
@@ -149,10 +148,10 @@ FEATURES: dict[str, tuple[str, Change]] = {
     "gpt2 scale by layer": ("gpt2", spec(scale=9**-0.5)),
     "gpt2 qkv bias": ("gpt2", no_bias("attention.qkv")),
     "gpt2 mlp bias": ("gpt2", no_bias("mlp.up")),
-    "gpt2 activation": ("gpt2", each_layer(mlp__act=ACTIVATIONS["relu"])),
+    "gpt2 activation": ("gpt2", each_layer(mlp__activation="relu")),
     "opt position offset": ("opt", whole(positions__offset=0)),
     "opt bias": ("opt", no_bias("attention.out")),
-    "opt activation": ("opt", each_layer(mlp__act=ACTIVATIONS["gelu"])),
+    "opt activation": ("opt", each_layer(mlp__activation="gelu")),
     "opt norm order": ("opt-post-norm", rebuild(PreNormLayer)),
     "opt no last norm": ("opt", whole(norm=None)),
     "gpt_neox parallel residual": ("gpt_neox", rebuild(PreNormLayer)),

@@ -37,4 +37,7 @@ def test_the_linker_can_give_code_of_one_path_to_no_other() -> None:
         pytest.skip(lacking)
     done = subprocess.run(["nm", "-A", *objects], capture_output=True, text=True, check=True)
     assert " T " in done.stdout
-    assert [line for line in done.stdout.splitlines() if re.search(r" [WVu] ", line)] == []
+    # A pointer to the handler of exceptions is the same in every file, and no code.
+    pointers = re.compile(r" V DW\.ref\.")
+    weak = [line for line in done.stdout.splitlines() if re.search(r" [WVu] ", line)]
+    assert [line for line in weak if not pointers.search(line)] == []

@@ -268,7 +268,9 @@ def test_line_breaks_in_a_path_forge_no_log_line(caplog: pytest.LogCaptureFixtur
     with running_server() as server:
         server.get("/v1/x%0aINFO%20forged%1b[31m")
         until(lambda: any("forged" in m for m in caplog.messages))
-    (line,) = (m for m in caplog.messages if "forged" in m)
+    # The client's library may log its own side.
+    ours = [record for record in caplog.records if record.name.startswith("pagemill")]
+    (line,) = (m for m in (record.getMessage() for record in ours) if "forged" in m)
     assert line.isprintable()
 
 

@@ -32,6 +32,8 @@ struct Linear {
         weight(type, (is_gated ? 2 : 1) * p.n * p.k, 1),
         packed(type, (is_gated ? 2 : 1) * packed_count(type, p.n, p.k)),
         bias(type, (is_gated ? 2 : 1) * p.n, 2) {
+    const int64_t tiles = (n + 15) / 16 * (gated ? 2 : 1);
+    pagemill::touch_tiles(packed.address(), tiles, k, 1, dtype);
     for (int part = 0; part < (gated ? 2 : 1); ++part)
       pagemill::pack_linear(weight.at(part * n * k), n, k, k, packed.address(), part,
                             gated ? 2 : 1, dtype);
