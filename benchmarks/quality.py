@@ -1,12 +1,13 @@
 """What a weight format costs in quality, on a fixed text and on weights that were never quantized.
 
-    python -m benchmarks.quality [--model PATH] [--formats bfloat16,int8,int4] [--encoder FOLDER]
+    python -m benchmarks.quality [--model PATH] [--formats bfloat16,int8,int4] [--stored PATH ...] [--encoder FOLDER]
 
 The text is `benchmarks/texts/alice.txt`, the first chapter of Lewis Carroll's "Alice's Adventures in
 Wonderland" (1865) less its last lines, in windows of 512 tokens that start anew. For each format: perplexity of the
 text, and the mean Kullback-Leibler divergence of a format's next-token distribution from that of the same weights in
 float32, over all positions. A format is DTYPE, QUANTIZATION (then in bfloat16) or QUANTIZATION/DTYPE, and may end in +int8kv for an
-int8 KV cache. `--encoder` is a folder with a model.safetensors in float32, such as all-MiniLM-L6-v2's:
+int8 KV cache. `--stored` takes checkpoints of the same model in other formats, which are kept as they are, activations in bfloat16
+(`benchmarks.stored_formats` writes them). `--encoder` is a folder with a model.safetensors in float32, such as all-MiniLM-L6-v2's:
 of its matrices, all together, the relative error of the weights and of products with normal activations.
 """
 
@@ -59,6 +60,9 @@ class Setting:
         if weights in _DTYPES:
             weights, dtype = "none", weights
         return Setting(weights, dtype or "bfloat16", "int8" if cache == "int8kv" else "auto")
+
+
+_AS_STORED = Setting("auto", "bfloat16", "auto")
 
 
 class Scored:
@@ -135,10 +139,12 @@ def compare(formats: list[Scored], reference: Scored) -> list[Score]:
     return totals
 
 
-def text_table(model: str, names: list[str]) -> Iterator[str]:
-    """Yield the lines of the table on the text."""
+def text_table(model: str, names: list[str], stored: list[str]) -> Iterator[str]:
+    """Yield the lines of the table on the text: `names` are formats of the model, `stored` are paths."""
     reference = Scored(model, Setting("none", "float32", "auto"), None)
     formats = [Scored(model, Setting.read(name), reference.windows) for name in names]
+    formats += [Scored(path, _AS_STORED, reference.windows) for path in stored]
+    names = names + [Path(path).name for path in stored]
     tokens = sum(map(len, reference.windows))
     yield f"\n{Path(model).name}: {tokens} tokens of {TEXT.name} in windows of {WINDOW}\n"
     yield "| format | perplexity | mean KL from float32, nats | same first choice |"
@@ -188,11 +194,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="default: SmolLM2-135M-Instruct; empty: none")
     parser.add_argument("--formats", default="bfloat16,int8,int4")
+    parser.add_argument("--stored", nargs="*", default=[], help="checkpoints of the same model")
     parser.add_argument("--encoder", default=None, help="a folder of float32 weights")
     arguments = parser.parse_args()
-    formats = arguments.formats.split(",")
+    formats = [name for name in arguments.formats.split(",") if name]
     if arguments.model != "":
-        for line in text_table(arguments.model or str(smollm2_gguf()), formats):
+        model = arguments.model or str(smollm2_gguf())
+        for line in text_table(model, formats, arguments.stored):
             print(line, flush=True)
     if arguments.encoder:
         for line in error_table(arguments.encoder, [f for f in formats if "+" not in f]):

@@ -7,6 +7,9 @@
 (`versions.json` has the versions it was last run with.) Every checkpoint is packed by one of those packages, or by transformers. Beside it `expected.safetensors`
 has logits of one prompt in float32: transformers' own model over weights that the same packages
 dequantize from the saved file. Nothing of pagemill is used. The models are tiny and random.
+
+With `PACK_MODEL=FOLDER PACK_TO=FOLDER` the checkpoints are of that model instead, in bfloat16, for measuring what a format costs; no logits are
+computed then. Weights are rounded to the nearest value, except in `gptq-*-act-order-*` and `gptq-v2-*`, which run GPTQ on random tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -36,10 +40,14 @@ SIZES = {
     "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
 State = dict[str, Tensor]
+MODEL = os.environ.get("PACK_MODEL")  # a folder; else a tiny random model
+TO = Path(os.environ.get("PACK_TO", HERE))
 
 
 def base(kind: str = "Llama") -> Any:
-    """Return a random model whose weights are large enough to matter, in float32."""
+    """Return a random model whose weights are large enough to matter, in float32; or the one to pack."""
+    if MODEL:
+        return transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     config = getattr(transformers, f"{kind}Config")(**SIZES)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(3)
@@ -60,6 +68,8 @@ def base(kind: str = "Llama") -> Any:
 
 def tokenizer() -> Any:
     """Return a tokenizer for packages that will not work without one."""
+    if MODEL:
+        return transformers.AutoTokenizer.from_pretrained(MODEL)
     words = {f"w{i}": i for i in range(SIZES["vocab_size"])}
     backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
     return transformers.PreTrainedTokenizerFast(
@@ -152,6 +162,8 @@ def by_transformers_fp8(folder: Path, blocks: list[int] | None) -> None:
     model = base().to(torch.bfloat16)
     state: State = {}
     for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
         quantized = ".layers." in name and name.endswith("_proj.weight")
         state.update(Fp8Quantize(Holder()).convert({name: tensor}) if quantized else {name: tensor})
     model.save_pretrained(folder)
@@ -360,13 +372,17 @@ def make(name: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         CHECKPOINTS[name](Path(scratch))
         (weights,) = Path(scratch).rglob("model.safetensors")
-        folder = HERE / name
+        folder = TO / name
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         shutil.copyfile(weights, folder / "model.safetensors")
         config = json.loads((weights.parent / "config.json").read_text())
         config["quantization_config"].pop("meta", None)  # how it was made, folders included
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    if MODEL:
+        shutil.copyfile(Path(MODEL, "tokenizer.json"), folder / "tokenizer.json")
+        shutil.copyfile(Path(MODEL, "tokenizer_config.json"), folder / "tokenizer_config.json")
+        return
     with torch.no_grad():
         found = expected(folder)
     save_file({k: v.contiguous() for k, v in found.items()}, folder / "expected.safetensors")
@@ -377,6 +393,8 @@ def main() -> None:
     for name in sys.argv[1:] or CHECKPOINTS:
         make(copy.copy(name))
         print("made", name, flush=True)
+    if MODEL:
+        return
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     (HERE / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
 
