@@ -8,7 +8,6 @@ the sum of its log probabilities over its number of generated tokens, the end to
 from __future__ import annotations
 
 import copy
-import math
 import numbers
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from pagemill.sampling_params import (
 )
 
 MAX_BEAMS = 256
+MAX_LENGTH_PENALTY = 20.0  # the power of a length of millions is still a number
 
 
 @dataclass
@@ -76,8 +76,12 @@ class BeamSearchParams:
             self.n = _whole("n", self.n, 1, self.beam_width)
         penalty = self.length_penalty
         is_number = isinstance(penalty, numbers.Real) and not isinstance(penalty, bool)
-        if not is_number or not math.isfinite(penalty):
-            raise _bad("length_penalty", penalty, "a finite number")
+        if not is_number or not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+            raise _bad(
+                "length_penalty",
+                penalty,
+                f"a number from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}",
+            )
         self.length_penalty = float(penalty)
         if self.temperature != 0:
             raise _bad(

@@ -105,7 +105,7 @@ def test_one_bad_prompt_of_the_list_leaves_nothing_queued(
 
 
 def test_bad_lists_of_priorities_are_refused(llm: LLM) -> None:
-    for priority in ([1], [0, 1]):
+    for priority in ([1], [0, 1], [0, 10**400], [0, -(2**31) - 1]):
         with pytest.raises(RequestError, match="priority"):
             llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=priority)
 

@@ -99,7 +99,7 @@ class TierFile:
         try:
             file._descriptor()
             _lock(fd, path)
-            _check_header(fd, path, {"slot_bytes": slot_bytes, **identity})
+            _check_header(fd, path, {**identity, "bytes a block": slot_bytes})
             file._find_kept(num_slots)
         except BaseException:
             file.close()

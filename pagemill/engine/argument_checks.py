@@ -109,11 +109,14 @@ def _check_number(args: EngineArgs, name: str, above: float, high: float) -> Non
         raise _bad(name, value, wanted)
 
 
+_MOST_SWAP_GIB = 1 << 20
+
+
 def _check_tier(args: EngineArgs) -> None:
     space = args.swap_space
     is_number = isinstance(space, (int, float)) and not isinstance(space, bool)
-    if not is_number or not (math.isfinite(space) and space >= 0):
-        raise _bad("swap_space", space, "a number of GiB, at least 0")
+    if not is_number or not (0 <= space <= _MOST_SWAP_GIB):
+        raise _bad("swap_space", space, f"a number of GiB from 0 to {_MOST_SWAP_GIB}")
     if space:
         if args.kv_cache_file is not None and args.enable_prefix_caching is False:
             raise ConfigError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from pagemill.core.policies import POLICIES
 from pagemill.errors import RequestError
 from pagemill.messages import RequestDeadlines, ServiceTerms
 from pagemill.sampling_params import shown
+
+PRIORITIES = (-(2**31), 2**31 - 1)
+LONGEST_S = 1e9  # of a timeout: some thirty years
 
 
 def check_terms(terms: ServiceTerms, policy: str) -> None:
@@ -32,9 +33,12 @@ def deadlines_of(terms: ServiceTerms, now: float) -> RequestDeadlines | None:
 
 
 def _check_priority(priority: object, policy: str) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int):
+    low, high = PRIORITIES
+    is_whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_whole or not low <= priority <= high:  # type: ignore[operator]
         raise RequestError(
-            f"priority is {shown(priority)}; it must be a whole number", param="priority"
+            f"priority is {shown(priority)}; it must be a whole number from {low} to {high}",
+            param="priority",
         )
     if priority != 0 and not POLICIES.load(policy).uses_priority:
         raise RequestError(
@@ -48,10 +52,10 @@ def _check_timeout(name: str, seconds: object) -> None:
     if seconds is None:
         return
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if is_number and 0 < seconds < math.inf:  # type: ignore[operator]
+    if is_number and 0 < seconds <= LONGEST_S:  # type: ignore[operator]
         return
     raise RequestError(
-        f"{name} is {shown(seconds)}; it must be a number of seconds greater than 0, or left out for "
-        "no limit",
+        f"{name} is {shown(seconds)}; it must be a number of seconds greater than 0 and at most "
+        f"{LONGEST_S:g}, or left out for no limit",
         param=name,
     )

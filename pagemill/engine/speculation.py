@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DRAFT_MODEL = "draft_model"
 MOST_TOKENS = 64
 _KEYS = ("method", "num_speculative_tokens", "adaptive_length")
-_MODEL_KEYS = ("model", "revision", "quantization")
+_MODEL_KEYS = ("model", "revision", "quantization", "draft_tensor_parallel_size")
 _LISTED = 5  # ids of tokens that differ, in an error
 
 
@@ -62,6 +62,9 @@ def read_speculative_config(raw: Mapping[str, Any] | None) -> SpeculativeSetting
     options = {
         name: _number(name, raw.get(name), option) for name, option in proposer.options.items()
     }
+    for name, option in proposer.options.items():
+        if raw.get(name) is None and option.follows is not None:
+            options[name] = options[option.follows]
     proposer.check(options)
     adaptive = raw.get("adaptive_length", True)
     if not isinstance(adaptive, bool):
@@ -71,7 +74,13 @@ def read_speculative_config(raw: Mapping[str, Any] | None) -> SpeculativeSetting
             f"speculative_config has method {method!r} and model {model!r}; give the draft model's "
             "folder, file or name as its model"
         )
-    for key in _MODEL_KEYS[1:]:
+    if raw.get("draft_tensor_parallel_size") not in (None, 1):
+        raise _bad(
+            "draft_tensor_parallel_size",
+            raw["draft_tensor_parallel_size"],
+            "1: this version runs on one rank",
+        )
+    for key in ("revision", "quantization"):
         if raw.get(key) is not None and not isinstance(raw[key], str):
             raise _bad(key, raw[key], "a string, or None")
     length = raw.get("num_speculative_tokens")

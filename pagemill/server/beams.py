@@ -10,12 +10,13 @@ from typing import Any
 
 from pagemill.beam_search_params import BeamSearchParams
 from pagemill.errors import PagemillError
-from pagemill.sampling_params import shown
+from pagemill.sampling_params import SamplingParams, shown
 from pagemill.server.errors import ApiError, to_api_error
 from pagemill.server.fields import Fields
 
-# Sampling fields that mean the same for beams. Temperature must be 0 or left out.
-_KEPT = ("n", "best_of", "ignore_eos", "include_stop_str_in_output", "temperature")
+# Sampling fields that mean the same for beams, or nothing: no number is drawn. Temperature must be 0 or
+# left out. Logprobs are those of the beam's own tokens.
+_KEPT = ("n", "best_of", "ignore_eos", "include_stop_str_in_output", "temperature", "seed")
 
 
 def read_beams(
@@ -28,8 +29,9 @@ def read_beams(
     wanted = fields.flag("use_beam_search", False)
     penalty, early = fields.take("length_penalty"), fields.take("early_stopping")
     if not wanted:
-        for name, value in (("length_penalty", penalty), ("early_stopping", early)):
-            if value is not None:
+        defaults = (("length_penalty", penalty, 1.0), ("early_stopping", early, False))
+        for name, value, default in defaults:
+            if value is not None and value != default:
                 raise ApiError(
                     f"{name} is {shown(value)}, which means something with use_beam_search only; "
                     "set use_beam_search to true, or leave it out",
@@ -42,8 +44,13 @@ def read_beams(
             "to false",
             param="use_beam_search",
         )
-    others = {name: value for name, value in given.items() if name not in _KEPT}
-    if values.get("logprobs") is not None:
+    plain = SamplingParams()
+    others = {
+        name: value
+        for name, value in given.items()
+        if name not in _KEPT and value != getattr(plain, name)
+    }
+    if values.get("logprobs"):
         others["logprobs"] = values["logprobs"]
     for name, value in others.items():
         raise ApiError(

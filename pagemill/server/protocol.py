@@ -162,7 +162,7 @@ def read_completion(data: dict[str, Any], defaults: dict[str, Any]) -> Completio
     fields.accept(NO_MEANING)
     fields.end()
     _refuse_streamed_prompt_logprobs(data, stream)
-    params = _params(values if beams is None else _shown(beams), stream, {})
+    params = _params(values if beams is None else _shown(beams, values), stream, {})
     return CompletionRequest(
         prompts=prompts, echo=echo, params=params, beams=beams, stream=stream, **common
     )
@@ -194,7 +194,7 @@ def read_chat(data: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
     fields.refuse({**_REFUSED_EVERYWHERE, **_REFUSED_CHAT}, _HARMLESS)
     fields.accept(NO_MEANING)
     fields.end()
-    params = _params(values if beams is None else _shown(beams), stream, renames)
+    params = _params(values if beams is None else _shown(beams, values), stream, renames)
     return ChatRequest(
         messages=messages,
         template=template,
@@ -281,9 +281,10 @@ def _params(
         raise to_api_error(error, renames) from None
 
 
-def _shown(beams: BeamSearchParams) -> dict[str, Any]:
+def _shown(beams: BeamSearchParams, values: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters by which the beams are shown."""
-    return {"n": beams.num_returned, "max_tokens": beams.max_tokens}
+    shown = {"n": beams.num_returned, "max_tokens": beams.max_tokens}
+    return {**shown, "logprobs": values.get("logprobs")}
 
 
 def _stream(fields: Fields) -> StreamOptions | None:

@@ -28,11 +28,15 @@ Draft = NDArray[np.int32]  # tokens that may come next, in order; empty where th
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting of one method: its default, and the range of what it may be."""
+    """A setting of one method: its default, and the range of what it may be.
+
+    `follows` names another setting: where that is given and this is not, both have its value.
+    """
 
     default: int | float
     low: int | float
     high: int | float
+    follows: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

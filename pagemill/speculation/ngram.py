@@ -26,8 +26,8 @@ class NGramProposer:
     """A `Proposer` without memory."""
 
     options: ClassVar[Mapping[str, Option]] = {
-        "prompt_lookup_min": Option(5, 1, 64),
-        "prompt_lookup_max": Option(5, 1, 64),
+        "prompt_lookup_min": Option(5, 1, 64, "prompt_lookup_max"),
+        "prompt_lookup_max": Option(5, 1, 64, "prompt_lookup_min"),
     }
     default_length: ClassVar[int] = 8
     needs_model: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from pagemill.batch.block_mover import HostStore
 from pagemill.batch.kv_store import KVStore
 from pagemill.batch.tier_file import TierFile
 from pagemill.config import EngineConfig
+from pagemill.errors import ConfigError
 from pagemill.host_tier_plan import HostTierPlan, MoveCosts
 from pagemill.log import get_logger
 from pagemill.messages import (
@@ -25,6 +26,7 @@ from pagemill.worker.tier_identity import tier_identity
 
 logger = get_logger(__name__)
 
+_MOST_SLOTS = 1 << 23  # each takes some hundred bytes of the scheduler's memory
 _PROBE_BLOCKS = 8
 _PROBE_TOKENS = 64
 _PROBE_CONTEXT = 1024
@@ -44,6 +46,13 @@ def open_host_tier(
     num_slots = cache.swap_space_bytes // (slot_bytes + TierFile.overhead_bytes(slot_bytes))
     if num_slots == 0:
         return None
+    if num_slots > _MOST_SLOTS:
+        most_gib = _MOST_SLOTS * (cache.swap_space_bytes // num_slots) / 2**30
+        raise ConfigError(
+            f"swap_space is {cache.swap_space_bytes / 2**30:g} GiB, which are {num_slots} blocks of this "
+            f"model's cache; the host tier keeps at most {_MOST_SLOTS}. Lower swap_space to "
+            f"{most_gib:g}, or raise block_size"
+        )
     kept: tuple[tuple[int, bytes], ...] = ()
     try:
         swap_out_s, swap_in_s = _measure_moves(cache.swap_dir, kv)

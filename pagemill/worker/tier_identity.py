@@ -31,7 +31,9 @@ def tier_identity(config: EngineConfig) -> dict[str, str | int | None]:
         "version": __version__,
         "model": _weights(model.path, model.load_format),
         "model configuration": _digest(settings),
-        "rotary setting": _digest({**rotary, "max_model_len": model.max_model_len}),
+        "rotary setting": _digest(rotary),
+        # Of these kinds the factors are a function of the context's length.
+        "max_model_len": model.max_model_len if _hangs_on_length(rotary) else None,
         "dtype": model.dtype,
         "quantization": model.quantization,
         "kernel family": "plain torch" if extension is None else str(extension.active_isa()),
@@ -39,6 +41,11 @@ def tier_identity(config: EngineConfig) -> dict[str, str | int | None]:
         "cache layout": f"{device.attention_backend}, {cache.block_size} tokens a block",
         "adapter": None,  # the base model's blocks; an adapter's have names of their own
     }
+
+
+def _hangs_on_length(rotary: dict[str, Any]) -> bool:
+    text = json.dumps(rotary, default=str)
+    return any(f'"{kind}"' in text for kind in ("dynamic", "longrope", "su"))
 
 
 def _weights(path: str, load_format: str) -> str:

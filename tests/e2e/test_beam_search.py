@@ -156,6 +156,8 @@ def test_fewer_come_back_than_are_searched(llm: LLM) -> None:
         ({"beam_width": 2, "n": 3}, "n"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty"),
         ({"beam_width": 2, "length_penalty": "1"}, "length_penalty"),
+        ({"beam_width": 2, "length_penalty": 1e308}, "length_penalty"),
+        ({"beam_width": 2, "length_penalty": -20.5}, "length_penalty"),
         ({"beam_width": 2, "temperature": 0.5}, "temperature"),
         ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping"),
         ({"beam_width": 2, "early_stopping": 1}, "early_stopping"),
@@ -166,6 +168,13 @@ def test_bad_parameters_are_named(arguments: dict[str, Any], field: str) -> None
     with pytest.raises(RequestError, match=f"^{field} is ") as caught:
         BeamSearchParams(**arguments)
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("penalty", [-20.0, 20.0])
+def test_the_largest_penalties_are_numbers(llm: LLM, penalty: float) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=40, length_penalty=penalty, ignore_eos=True)
+    (output,) = llm.beam_search(PROMPTS[:1], params)
+    assert len(output.sequences) == 2
 
 
 def test_more_beams_than_the_vocabulary_allows_are_refused(llm: LLM) -> None:

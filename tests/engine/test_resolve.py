@@ -280,7 +280,7 @@ BAD = [
     ("logprobs_mode", "raw"), ("log_stats_interval_s", 0), ("metrics_prefix", "a b"),
     ("metrics_prefix", ""), ("model", ""), ("hf_overrides", [1]), ("logits_processors", "a:b"),
     ("logits_processors", ["no colon"]), ("debug", 1), ("served_model_name", 7),
-    ("swap_space", -1.0), ("swap_space", float("inf")), ("swap_space", True), ("swap_space", "4"),
+    ("swap_space", -1.0), ("swap_space", 1e300), ("swap_space", float("inf")), ("swap_space", True), ("swap_space", "4"),
     ("swap_dir", ""), ("kv_cache_file", 3), ("preemption_mode", "maybe"),
 ]  # fmt: skip
 

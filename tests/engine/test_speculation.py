@@ -35,7 +35,10 @@ def test_ngram_has_the_sizes_that_are_given_and_defaults_for_the_rest() -> None:
     assert settings is not None
     config = settings.config
     assert (config.num_speculative_tokens, config.adaptive_length) == (3, True)
-    assert config.options == {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    assert config.options == {"prompt_lookup_min": 2, "prompt_lookup_max": 2}
+    largest = read_speculative_config({**NGRAM, "prompt_lookup_max": 4})
+    assert largest is not None
+    assert largest.config.options == {"prompt_lookup_min": 4, "prompt_lookup_max": 4}
     default = read_speculative_config(NGRAM)
     assert default is not None and default.config.num_speculative_tokens == 8
 
@@ -69,7 +72,14 @@ def test_a_model_alone_is_a_draft_model(folder: Path) -> None:
         ({**NGRAM, "adaptive_length": 1}, "adaptive_length is 1; it must be True or False"),
         ({**NGRAM, "prompt_lookup_min": 0}, "prompt_lookup_min is 0; .* from 1 to 64"),
         ({**NGRAM, "prompt_lookup_max": 2.5}, "prompt_lookup_max is 2.5"),
-        ({**NGRAM, "prompt_lookup_max": 3}, "prompt_lookup_min 5 and prompt_lookup_max 3; lower"),
+        (
+            {**NGRAM, "prompt_lookup_min": 5, "prompt_lookup_max": 3},
+            "prompt_lookup_min 5 and prompt_lookup_max 3; lower",
+        ),
+        (
+            {"model": "m", "draft_tensor_parallel_size": 2},
+            "draft_tensor_parallel_size is 2; it must be 1",
+        ),
         (
             {**NGRAM, "prompt_lookup": 3},
             "the key 'prompt_lookup', .* did you mean 'prompt_lookup_m",

@@ -48,13 +48,14 @@ EVERYWHERE = [
     ("priority", "1"), ("priority", "1.5"), ("priority", "true"), ("user", "7"),
     ("start_timeout", "-1"), ("start_timeout", "0"), ("start_timeout", '"5"'),
     ("request_timeout", "-0.5"), ("request_timeout", "NaN"), ("request_timeout", "1e400"),
-    ("request_timeout", "true"),
+    ("request_timeout", "true"), ("request_timeout", "1" + "0" * 400),
+    ("start_timeout", "1e10"),
     ("extra_args", '{"a": 1}'), ("extra_args", "5"),
     ("tempreature", "1"), ("mystery", "null"),
     # features of other servers or later versions
     ("response_format", '{"type": "json_object"}'), ("structured_outputs", '{"json": {}}'),
     ("guided_json", "{}"), ("logits_processors", '["a:b"]'), ("use_beam_search", "1"),
-    ("length_penalty", "1"), ("early_stopping", "true"),
+    ("length_penalty", "2"), ("early_stopping", "true"),
     ("cache_salt", "1"), ("cache_salt", '""'), ("output_kind", "1"),
 ]  # fmt: skip
 COMPLETIONS_ONLY = [

@@ -28,6 +28,9 @@ def test_best_of_is_the_width_and_n_what_comes_back() -> None:
     wide = read_chat({**chat, "max_completion_tokens": 7, "early_stopping": "never"}, {}).beams
     assert wide == BeamSearchParams(beam_width=3, n=3, max_tokens=7, early_stopping="never")
     assert read_completion({**BODY, "use_beam_search": False}, {}).beams is None
+    plain = {"prompt": "x", "length_penalty": 1.0, "early_stopping": False}
+    assert read_completion(plain, {}).beams is None
+    assert read_completion({**BODY, "top_p": 1, "seed": 4, "logprobs": 0}, {}).beams is not None
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,8 @@ def test_best_of_is_the_width_and_n_what_comes_back() -> None:
         ({"best_of": 300}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"length_penalty": "x"}, "length_penalty"),
+        ({"length_penalty": -500}, "length_penalty"),
+        ({"length_penalty": 2, "use_beam_search": False}, "length_penalty"),
         ({"early_stopping": 3}, "early_stopping"),
     ],
 )

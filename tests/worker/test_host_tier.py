@@ -91,7 +91,6 @@ def test_a_swap_dir_that_cannot_be_made_is_said(folder: Path, tmp_path: Path) ->
         ("dtype", {"dtype": "bfloat16"}),
         ("cache layout", {"block_size": 8}),
         ("rotary setting", {"hf_overrides": {"rope_theta": 5000.0}}),
-        ("rotary setting", {"max_model_len": 32}),
         ("model configuration", {"hf_overrides": {"rms_norm_eps": 1e-4}}),
         ("quantization", {"quantization": "int8"}),
     ],
@@ -103,6 +102,18 @@ def test_identity_tells_engines_apart(
     other = tier_identity(config(folder, tmp_path, **change))
     assert one[part] != other[part]
     assert one == tier_identity(config(folder, tmp_path, swap_space=1.0, max_num_seqs=3))
+
+
+def test_the_length_counts_where_rotary_factors_hang_on_it(folder: Path, tmp_path: Path) -> None:
+    def differs(**rotary: Any) -> bool:
+        one, other = (
+            tier_identity(config(folder, tmp_path, max_model_len=length, hf_overrides=rotary))
+            for length in (32, 64)
+        )
+        return one != other
+
+    assert not differs()
+    assert differs(rope_scaling={"rope_type": "dynamic", "factor": 2.0})
 
 
 def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> None:
@@ -120,7 +131,7 @@ def test_a_file_of_another_engine_stops_the_start_with_the_reason(
     path = str(tmp_path / "tier")
     assert tier_of(config(folder, tmp_path, kv_cache_file=path)) is not None
     other = config(folder, tmp_path, kv_cache_file=path, block_size=8)
-    with pytest.raises(ConfigError, match="belongs to another engine"):
+    with pytest.raises(ConfigError, match="belongs to another engine: its cache layout is"):
         InProcessExecutor(other)
     assert tier_of(config(folder, tmp_path, kv_cache_file=path)) is not None
 
