@@ -24,7 +24,7 @@ class Registry(Generic[T]):
         self._entries = dict(entries)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return isinstance(name, str) and name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._entries))

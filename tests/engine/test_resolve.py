@@ -336,7 +336,7 @@ def test_a_feature_that_is_not_there_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("name", "value", "known"),
-    [("scheduling_policy", "random", "fcfs"), ("device", "abacus", "cpu"), ("quantization", "int3", "int8"),
+    [("scheduling_policy", "random", "fcfs"), ("device", "abacus", "cpu"), ("quantization", "int3", "int8"), ("quantization", ["int8"], "int8"),
      ("distributed_executor_backend", "ray", "in_process")],
 )  # fmt: skip
 def test_an_unknown_name_lists_the_known_ones(
