@@ -13,7 +13,9 @@ from tests.ops.amx.build import SOFTWARE, AmxLibraries
 needs_extension = pytest.mark.skipif(
     native.extension() is None, reason="pagemill._C is not built: run `make build`"
 )
-ALL_ISAS = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
+ALL_ISAS = (
+    "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable",
+)  # fmt: skip
 
 
 def use_isa(name: str) -> Iterator[str]:
