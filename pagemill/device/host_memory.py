@@ -49,6 +49,17 @@ def _ask_for_huge_pages(pages: mmap.mmap, start: int, size_bytes: int) -> None:
         pages.madvise(mmap.MADV_HUGEPAGE, start, size_bytes // _HUGE_PAGE * _HUGE_PAGE)
 
 
+def give_back_freed() -> None:
+    """Return memory that was freed to the system, where the C library can be asked (glibc's malloc_trim).
+
+    What loading a model needs for moments is small pieces between those that stay; the library
+    would keep them for later.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 @contextlib.contextmanager
 def refused_memory(what: str) -> Iterator[None]:
     """Raise OutOfMemoryError, naming `what` was done, where the system refuses memory inside.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pagemill.checkpoint.base import Checkpoint
 from pagemill.config import ModelConfig
+from pagemill.device.host_memory import give_back_freed
 from pagemill.errors import CheckpointError
 from pagemill.layers.base import Build
 from pagemill.layers.embedding import Head, TokenEmbedding
@@ -69,6 +70,7 @@ def load_model(
     else:
         assert checkpoint is not None, "a checkpoint is needed unless load_format is dummy"
         model = _build_from(config, device, checkpoint, dense)
+    give_back_freed()
     return model.eval()
 
 

@@ -237,12 +237,14 @@ def test_tokens_and_logprobs_are_equal_in_any_batch_and_chunks(folder: Path, dty
 
 _RESIDENT = """
 import gc, torch
+from pagemill.device.host_memory import give_back_freed
 from pagemill.models.loader import load_model
 from pagemill.worker.memory import weight_bytes
 from tests.models.tiny import model_config
 
 def resident():
     gc.collect()
+    give_back_freed()  # else the second model may live in what the first gave back
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
 sizes = dict(vocab_size=32000, hidden_size=1024, intermediate_size=4096, num_attention_heads=16,
