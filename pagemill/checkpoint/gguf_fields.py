@@ -12,6 +12,7 @@ from array import array
 from typing import Any
 
 from pagemill.checkpoint.gguf_reader import GGUFFile
+from pagemill.checkpoint.unreadable import unreadable
 from pagemill.errors import CheckpointError
 
 _MAX_SIZE = 2**31 - 1
@@ -139,7 +140,7 @@ class Fields:
                 stream.seek(tensor.offset)
                 raw = stream.read(tensor.size_bytes)
         except OSError as error:
-            raise CheckpointError(f"cannot read {self.file.path}: {error}") from error
+            raise unreadable(self.file.path, error) from error
         values = list(struct.unpack(f"<{count}f", raw))
         if not all(0 < value < math.inf for value in values):
             raise self._error(f"tensor {tensor_name}", values, "finite numbers over 0")

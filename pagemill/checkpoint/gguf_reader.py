@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pagemill.checkpoint.unreadable import unreadable
 from pagemill.errors import CheckpointError
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def _read(path: Path, parse: Callable[[_Cursor], T]) -> T:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return parse(_Cursor(data, size, path))
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
 
 
 class _Cursor:

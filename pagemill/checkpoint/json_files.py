@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pagemill.checkpoint.unreadable import unreadable
 from pagemill.errors import CheckpointError
 
 # Far above any config or tokenizer file; a bigger one is not what its name says.
@@ -25,7 +26,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
             )
         raw = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
     return parse_json_object(raw, str(path))
 
 

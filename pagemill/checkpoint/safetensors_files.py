@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pagemill.checkpoint.base import TensorInfo
 from pagemill.checkpoint.json_files import parse_json_object, read_json_object
+from pagemill.checkpoint.unreadable import unreadable
 from pagemill.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class SafetensorsCheckpoint:
                 with safe_open(file, framework="pt") as opened:
                     for name in names:
                         yield name, opened.get_tensor(name)
-            except (SafetensorError, OSError) as error:
+            except OSError as error:
+                raise unreadable(file, error) from error
+            except SafetensorError as error:
                 raise CheckpointError(f"cannot read {file}: {error}") from error
 
 
@@ -206,7 +209,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
                 )
             raw = stream.read(size)
     except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+        raise unreadable(file, error) from error
     return _check_header(
         parse_json_object(raw, f"the header of {file}"), file, file_size - 8 - size
     )
