@@ -29,6 +29,12 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     return available
 
 
+def num_processors() -> int:
+    """Return how many logical processors this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
 def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     """Return the compute threads to use; `omp` is the text of OMP_NUM_THREADS, or None.
 
@@ -42,8 +48,7 @@ def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> 
                 f"OMP_NUM_THREADS is {omp!r}; it must be a whole number of at least 1"
             )
         return int(first)
-    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    cores = num_processors()
     known = topology.allowed_processors()
     if known:
         cores = min(cores, len({processor.core for processor in known}))

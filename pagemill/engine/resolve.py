@@ -28,6 +28,7 @@ from pagemill.config import (
 )
 from pagemill.core.policies import POLICIES
 from pagemill.device import DEVICES, resolve_device
+from pagemill.device.host import num_processors
 from pagemill.engine.argument_checks import check_arguments
 from pagemill.engine.generation_defaults import end_token_ids, sampling_defaults
 from pagemill.engine.speculation import check_draft, draft_arguments, read_speculative_config
@@ -46,6 +47,7 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # Attention backends whose bits depend on the batch -> what still holds with them.
+_MOST_THREADS = 16  # a processor
 _REFERENCE_KERNELS = {
     "torch": "attention is plain torch; greedy tokens in float32 do not depend on the batch, other "
     "results may in their last bits",
@@ -380,5 +382,14 @@ def _device(
     num_threads, chosen = args.num_threads, "asked for"
     if num_threads is None:
         num_threads, chosen = device.default_num_threads(), "the cores at hand, or OMP_NUM_THREADS"
+    processors = num_processors()
+    if num_threads > _MOST_THREADS * processors:
+        raise ConfigError(
+            f"num_threads is {num_threads}, and this process may use {processors} processors; it must be "
+            f"at most {_MOST_THREADS * processors} ({_MOST_THREADS} each): the threads of a step wait for "
+            "each other"
+        )
+    if num_threads > processors:
+        chosen += f", more than the {processors} processors, which makes steps slower"
     notes.say("num_threads", num_threads, f"{chosen}; {device.thread_places(num_threads)}")
     return DeviceConfig(device=name, num_threads=num_threads, enforce_eager=args.enforce_eager)

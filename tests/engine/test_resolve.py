@@ -346,6 +346,16 @@ def test_an_unknown_name_lists_the_known_ones(
         resolve(args(folder, **{name: value}))
 
 
+def test_threads_beyond_the_processors_are_said_and_far_too_many_refused(folder: Path) -> None:
+    from pagemill.device.host import num_processors
+
+    most = num_processors()
+    with pytest.raises(ConfigError, match=f"may use {most} processors; .* at most {16 * most}"):
+        resolve(args(folder, num_threads=16 * most + 1))
+    notes = resolve(args(folder, num_threads=most + 1)).notes
+    assert any(f"more than the {most} processors" in note for note in notes)
+
+
 def test_an_unknown_model_type_lists_the_known_ones(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="llamma.*llama"):
         resolve(args(changed(folder, tmp_path, model_type="llamma")))
