@@ -268,9 +268,9 @@ def test_line_breaks_in_a_path_forge_no_log_line(caplog: pytest.LogCaptureFixtur
     with running_server() as server:
         server.get("/v1/x%0aINFO%20forged%1b[31m")
         until(lambda: any("forged" in m for m in caplog.messages))
-    # The client's library may log its own side.
-    ours = [record for record in caplog.records if record.name.startswith("pagemill")]
-    (line,) = (m for m in (record.getMessage() for record in ours) if "forged" in m)
+    # Seen once or more: a logger that hands its records up may have a listener on the way as well.
+    ours = {id(record): record for record in caplog.records if record.name.startswith("pagemill")}
+    (line,) = (m for m in (record.getMessage() for record in ours.values()) if "forged" in m)
     assert line.isprintable()
 
 
