@@ -9,8 +9,7 @@ import pytest
 from pagemill import native
 from pagemill.attention import BACKENDS
 from pagemill.attention.base import AttentionBackend
-
-ISAS = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
+from tests.ops.conftest import ALL_ISAS
 
 
 def _param(isa: str) -> Any:
@@ -20,7 +19,7 @@ def _param(isa: str) -> Any:
     return pytest.param(f"cpu {isa}", marks=lacking)
 
 
-NATIVE = [_param(isa) for isa in ISAS]
+NATIVE = [_param(isa) for isa in ALL_ISAS]
 KERNELS = ["torch", *NATIVE]
 
 
