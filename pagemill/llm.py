@@ -165,14 +165,15 @@ class LLM:
     ) -> list[RequestOutput]:
         requests = self._check(prompts, params, terms)
         order = [request.request_id for request in requests]
-        try:
-            for request in requests:
-                self.llm_engine.add_checked(request)
-            finished = self._step_until_done(len(requests), use_tqdm)
-        except BaseException:
-            if not self.llm_engine.errored:
-                self.llm_engine.abort_request(order)
-            raise
+        with _deferred_interrupt() as interrupted:
+            try:
+                for request in requests:
+                    self.llm_engine.add_checked(request)
+                finished = self._step_until_done(len(requests), use_tqdm, interrupted)
+            except BaseException:
+                if not self.llm_engine.errored:
+                    self.llm_engine.abort_request(order)
+                raise
         return [finished[request_id] for request_id in order]
 
     def _check(
@@ -198,10 +199,13 @@ class LLM:
         return requests
 
     def _step_until_done(
-        self, num_requests: int, use_tqdm: bool | Callable[..., Any]
+        self,
+        num_requests: int,
+        use_tqdm: bool | Callable[..., Any],
+        interrupted: Callable[[], bool],
     ) -> dict[str, RequestOutput]:
         finished: dict[str, RequestOutput] = {}
-        with Progress(num_requests, use_tqdm) as progress, _deferred_interrupt() as interrupted:
+        with Progress(num_requests, use_tqdm) as progress:
             while self.llm_engine.has_unfinished_requests():
                 for output in self.llm_engine.step():
                     finished[output.request_id] = output
@@ -338,10 +342,11 @@ def _is_conversation(value: Any) -> bool:
 
 @contextmanager
 def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let a step end before Ctrl-C is obeyed, so that scheduler and ranks stay of one mind.
+    """Let a request be queued, or a step end, before Ctrl-C is obeyed: all rooms stay of one mind.
 
-    Yields a function that says whether Ctrl-C came. A second one interrupts at once. A program's own
-    handler, and threads that are not the main one, are left alone.
+    Yields a function that says whether Ctrl-C came; one that nobody asked after is obeyed at the end. A
+    second one interrupts at once. A program's own handler, and threads that are not the main one, are
+    left alone.
     """
     came = False
     own = signal.getsignal(signal.SIGINT)
@@ -362,3 +367,5 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
         yield lambda: came
     finally:
         signal.signal(signal.SIGINT, own)
+    if came:
+        raise KeyboardInterrupt

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import pagemill
 from pagemill import LLM, SamplingParams
 from pagemill.errors import (
     CacheTooSmallError,
@@ -260,6 +263,31 @@ def test_ctrl_c_ends_cleanly_between_steps(llm: LLM) -> None:
             llm.generate(["a", "b"] * 20, long, use_tqdm=False)
     thread.join()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_at_any_line_of_queueing_leaves_nothing(llm: LLM) -> None:
+    engine = llm.llm_engine
+    short = SamplingParams(temperature=0.0, max_tokens=1)
+    counted = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal counted
+        if frame.f_code.co_filename.startswith(str(Path(pagemill.__file__).parent / "core")):
+            counted += event == "line"
+            if counted == moment and event == "line":
+                os.kill(os.getpid(), signal.SIGINT)
+        return trace
+
+    for moment in range(1, 120):
+        counted = 0
+        with pytest.raises(KeyboardInterrupt):
+            sys.settrace(trace)
+            try:
+                llm.generate(["a", "b", "c"], short, use_tqdm=False)
+            finally:
+                sys.settrace(None)
+        assert engine.get_num_unfinished_requests() == 0, moment
+        assert len(llm.generate("a", short, use_tqdm=False)[0].outputs[0].token_ids) == 1
 
 
 def test_metrics_count_what_was_done(folder: Path) -> None:
