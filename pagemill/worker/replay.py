@@ -216,6 +216,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._arena = arena
         self.foreign: str | None = None  # the first such operation
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say torch that this needs no shield from its compiler: raising it imports all of that.
+
+        The import would hold up one step, in the middle of serving, for more than a second.
+        """
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from pagemill.models.loader import load_model
 from pagemill.worker import replay
 from pagemill.worker.forward import PlainForward
 from pagemill.worker.replay import MAX_LOGIT_ROWS, MAX_TOKENS, ReplayedForward
+from tests.fakes.fake_model import save_tiny_llama
 from tests.models.test_loader import _model_type
 from tests.models.tiny import TINY, model_config
 from tests.ops.conftest import needs_extension
@@ -219,7 +222,6 @@ def test_work_between_native_calls_is_noticed(meddle: Any, monkeypatch: pytest.M
 def test_an_engine_replays_unless_told_not_to(tmp_path: Path) -> None:
     from pagemill.llm import LLM
     from pagemill.sampling_params import SamplingParams
-    from tests.fakes.fake_model import save_tiny_llama
 
     folder = save_tiny_llama(tmp_path)
     said, counts = [], []
@@ -234,3 +236,26 @@ def test_an_engine_replays_unless_told_not_to(tmp_path: Path) -> None:
             counts.append(getattr(forward, "recorded_counts", None))
     assert said[0] == said[1]
     assert counts == [None, ((), (1,))]
+
+
+_IMPORTS = """
+import sys
+from pagemill import LLM, SamplingParams
+
+params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+with LLM(sys.argv[1], max_model_len=96, kv_cache_memory_bytes=1 << 20) as llm:
+    llm.generate("The capital", SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
+    known = set(sys.modules)
+    llm.generate("The capital", params, use_tqdm=False)
+    assert llm.llm_engine._executor._worker._runner._forward.recorded_counts == ((), (1,))
+print(sorted(set(sys.modules) - known))
+"""
+
+
+def test_no_step_waits_for_an_import(tmp_path: Path) -> None:
+    """Torch's compiler, which some of torch imports when first called, takes more than a second."""
+    folder = save_tiny_llama(tmp_path)
+    said = subprocess.run(
+        [sys.executable, "-c", _IMPORTS, str(folder)], check=True, capture_output=True, text=True
+    )
+    assert said.stdout == "[]\n"
