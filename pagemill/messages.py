@@ -3,8 +3,10 @@
     EngineRequest    engine/input_processor -> core/scheduler
     SchedulerOutput  core/scheduler         -> executor, every rank
     StepOutput       worker/model_runner    -> core/scheduler.update
-    SequenceUpdate   core/scheduler.update  -> engine/output_processor
-    StepStats        engine/llm_engine      -> stat loggers
+    SequenceUpdate   core/scheduler.update  -> engine/engine_core
+    StepReport       engine/engine_core     -> engine/output_processor, in another thread or process
+    StringStop       the same way back      -> core/scheduler.finish
+    StepStats        with each StepReport   -> stat loggers
 
 All are frozen, picklable and free of tensors. The planning wing (core) and the compute wing (batch,
 worker) meet here and nowhere else.
@@ -213,6 +215,22 @@ class ExpiredRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AbortedRequest:
+    """A request that its caller ended."""
+
+    request_id: str
+    updates: tuple[SequenceUpdate, ...]  # the last ones of its samples
+
+
+@dataclass(frozen=True, slots=True)
+class StringStop:
+    """A sequence that a stop string has ended; the scheduler learns it from whoever makes the text."""
+
+    seq_id: int
+    stop: str
+
+
+@dataclass(frozen=True, slots=True)
 class QueueSizes:
     """Sequences by queue, after planning."""
 
@@ -354,7 +372,10 @@ class FinishedStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one engine step (or an abort between steps) adds to the metrics."""
+    """What one engine step (or an abort between steps) adds to the metrics.
+
+    Tokens, latencies, ended and expired requests are counted where the text is made, all else by the core.
+    """
 
     queues: QueueSizes
     kv_cache_usage: float  # 0..1, share of blocks in use
@@ -374,3 +395,24 @@ class StepStats:
     finished: tuple[FinishedStats, ...] = ()
     expired: tuple[str, ...] = ()  # "start" or "end" of each request dropped for its deadline
     timings_s: dict[str, float] = field(default_factory=dict)  # part of the step -> seconds
+
+
+# ---------------------------------------------------------------- to the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What a step, or an abort between two steps, came to: tokens, ends and numbers, no text yet."""
+
+    time: float  # time.monotonic() when it was over
+    aborted: tuple[AbortedRequest, ...] = ()
+    ignored: tuple[IgnoredRequest, ...] = ()
+    updates: tuple[SequenceUpdate, ...] = ()
+    expired: tuple[ExpiredRequest, ...] = ()
+    stats: StepStats | None = None  # without what the text adds; None: nobody wants statistics
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to tell."""
+        news = self.aborted or self.ignored or self.updates or self.expired
+        return not news and self.stats is None

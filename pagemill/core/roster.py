@@ -11,6 +11,7 @@ in step with each other:
     pause      running                 -> in no queue, with its blocks, until its beam search goes on
     enter_fork a paused beam           -> one that continues it, on the same blocks
     end        anywhere                -> finished, nothing held
+    break_off  anywhere, in any state  -> the same, for a request on which this wing itself has failed
 
 Owned by the scheduler; `step_commit` and `step_results` change it in the two halves of a step.
 """
@@ -21,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pagemill.core.block_manager import BlockManager
-from pagemill.core.policies.base import Policy
+from pagemill.core.policies.walled import WalledPolicy
 from pagemill.core.sequence import Sequence, SequenceCounter, SequenceGroup, SequenceStatus
 from pagemill.core.sequence_queue import SequenceQueue
 from pagemill.messages import EngineRequest, LostMoves, QueueSizes, SequenceUpdate, TokenScores
@@ -30,7 +31,7 @@ from pagemill.messages import EngineRequest, LostMoves, QueueSizes, SequenceUpda
 class Roster:
     """All unfinished sequences over one pool of blocks."""
 
-    def __init__(self, blocks: BlockManager, policy: Policy, max_num_seqs: int) -> None:
+    def __init__(self, blocks: BlockManager, policy: WalledPolicy, max_num_seqs: int) -> None:
         self.blocks = blocks
         self.policy = policy
         self.waiting = policy.make_queue()
@@ -91,9 +92,10 @@ class Roster:
     # ------------------------------------------------------------ change
 
     def enter(self, request: EngineRequest) -> Sequence:
-        """Queue a request that can run; return its root sequence."""
+        """Queue a request that can run; return its root sequence. A policy may raise: then it is not here."""
         group = SequenceGroup(request, self._num_added, request.num_samples)
         self._num_added += 1
+        self.policy.note_arrival(group)
         root = Sequence(
             seq_id=self.seq_ids.take(),
             group=group,
@@ -104,10 +106,13 @@ class Roster:
         if request.beams is not None:
             group.num_unfinished = 1
             group.is_forked = True  # no samples: its beams fork in rounds of their own
-        self.groups[request.request_id] = group
-        self.policy.note_arrival(group)
         self.blocks.name_blocks(root)
-        self._register(root)
+        try:
+            self._register(root)
+        except Exception:
+            self.policy.note_end(group)
+            raise
+        self.groups[request.request_id] = group
         return root
 
     def seat(self, sequence: Sequence) -> None:
@@ -255,6 +260,30 @@ class Roster:
         samples = range(group.request.num_samples)  # what the caller waits for, whatever ran
         return [replace(updates[0], sample_index=index) for index in samples]
 
+    def break_off(self, group: SequenceGroup, error: Exception) -> list[SequenceUpdate]:
+        """End a request of which nothing but its sequences can be trusted; return an end of each sample."""
+        for sequence in list(group.sequences.values()):
+            self.blocks.free(sequence.seq_id)
+            self._unqueue(sequence)
+            self._drop_row(sequence)
+            sequence.status = SequenceStatus.FINISHED
+            sequence.num_scheduled = 0
+            del self.sequences[sequence.seq_id]
+            del group.sequences[sequence.seq_id]
+        group.num_unfinished = 0
+        if self.groups.pop(group.request_id, None) is not None:
+            self.policy.note_end(group)
+        return [
+            SequenceUpdate(
+                seq_id=self.seq_ids.take(),
+                request_id=group.request_id,
+                sample_index=index,
+                finish_reason="error",
+                error=failure_text(error),
+            )
+            for index in range(group.request.num_samples)
+        ]
+
     def take_removed(self) -> tuple[int, ...]:
         """Return the rows that the ranks may drop, once."""
         removed = tuple(self._removed)
@@ -267,9 +296,9 @@ class Roster:
             self._removed.append(sequence.seq_id)
 
     def _register(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
         self.sequences[sequence.seq_id] = sequence
         sequence.group.sequences[sequence.seq_id] = sequence
-        self.waiting.add(sequence)
 
 
 def news(
@@ -295,3 +324,8 @@ def news(
         num_preemptions=sequence.num_preemptions,
         first_scheduled_time=sequence.first_scheduled_time,
     )
+
+
+def failure_text(error: Exception) -> str:
+    """Return what a request is told that ends because this wing has failed on it."""
+    return f"the engine failed on this request: {type(error).__name__}: {error}"

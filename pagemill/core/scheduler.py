@@ -8,7 +8,7 @@ The face of the planning wing. A step is
 and between steps requests are added, aborted, expired, or finished by a string stop. One step is in flight at most.
 The sequences, their queues and their blocks are in the `roster`.
 
-Called by `engine.llm_engine`, from one thread.
+Called by `engine.engine_core`, from one thread.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from pagemill.core.host_tier import HostTier
 from pagemill.core.planner import PlanView, StepLimits, plan_step
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
-from pagemill.core.roster import Roster
+from pagemill.core.policies.walled import WalledPolicy
+from pagemill.core.roster import Roster, failure_text
 from pagemill.core.step_commit import StepCommit
 from pagemill.core.step_results import StepResults
 from pagemill.errors import CacheTooSmallError, RequestError
 from pagemill.host_tier_plan import HostTierPlan
+from pagemill.log import get_logger
 from pagemill.messages import (
     EngineRequest,
     ExpiredRequest,
@@ -38,6 +40,8 @@ from pagemill.messages import (
     SequenceUpdate,
     StepOutput,
 )
+
+logger = get_logger(__name__)
 
 
 class Scheduler:
@@ -72,7 +76,7 @@ class Scheduler:
             num_blocks, block_size, caches_prefixes=caches_prefixes, tier=tier
         )
         setting = PolicySetting(self._blocks, config.tenant_weights)
-        self._policy = POLICIES.load(config.policy)(setting)
+        self._policy = WalledPolicy(POLICIES.load(config.policy)(setting))
         self._roster = Roster(self._blocks, self._policy, config.max_num_seqs)
         self._deadlines = Deadlines()
         self._clock = clock  # seconds of `time.monotonic`; a simulation has its own
@@ -99,7 +103,13 @@ class Scheduler:
         if reason is not None:
             self._ignored[request_id] = (request, IgnoredRequest(request_id, reason))
             return
-        root = self._roster.enter(request)
+        try:
+            root = self._roster.enter(request)
+        except Exception as error:  # of the policy's: it concerns this request alone
+            logger.exception("request %s cannot be queued", request_id)
+            answer = IgnoredRequest(request_id, failure_text(error))
+            self._ignored[request_id] = (request, answer)
+            return
         self._deadlines.add(root.group)
 
     def abort(self, request_id: str) -> list[SequenceUpdate]:

@@ -1,6 +1,7 @@
 """The second half of a step: what the ranks computed becomes tokens, forks and ends.
 
-Called by the scheduler.
+A request whose result cannot be taken in, whatever was raised, ends alone, with finish_reason "error". Called by
+the scheduler.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pagemill.core.draft_lengths import DraftLengths
 from pagemill.core.roster import Roster, news
 from pagemill.core.sequence import Sequence, SequenceStatus
 from pagemill.core.stop_checker import check_tokens
+from pagemill.log import get_logger
 from pagemill.messages import (
     ScheduledSequence,
     SchedulerOutput,
@@ -19,6 +21,8 @@ from pagemill.messages import (
     SequenceUpdate,
     StepOutput,
 )
+
+logger = get_logger(__name__)
 
 
 class StepResults:
@@ -50,6 +54,8 @@ class StepResults:
         if result.lost is not None:
             redone = self._roster.lose(result.lost, [s.seq_id for s in scheduled.scheduled])
         self._roster.blocks.landed()
+        for group, error in self._roster.policy.take_broken():
+            updates += self._roster.break_off(group, error)
         for share, output in zip(scheduled.scheduled, result.sequences, strict=True):
             assert share.seq_id == output.seq_id, "results are not in the order of the step"
             sequence = self._roster.sequences.get(share.seq_id)
@@ -59,7 +65,11 @@ class StepResults:
             sequence.num_scheduled = 0
             if share.prompt_logprobs_from is not None:
                 sequence.next_prompt_score = sequence.num_computed + 1
-            updates.extend(self._take_one(sequence, share, output, now))
+            try:
+                updates += self._take_one(sequence, share, output, now)
+            except Exception as error:
+                logger.exception("request %s ends", sequence.group.request_id)
+                updates += self._roster.break_off(sequence.group, error)
         return updates
 
     def _take_one(

@@ -1,15 +1,22 @@
 """The engine for asyncio programs and for the server: many streams over one engine.
 
-The engine itself runs in a thread or in a process of its own (`home`); this object checks requests,
-hands them over, and gives each caller an async generator of its outputs. It imports no torch: with
-`home="process"` neither does the process it lives in.
+The core of the engine runs in a thread or in a process of its own (`home`); this object checks requests,
+hands them over, makes text of the tokens that come back, and gives each caller an async generator of its
+outputs. Text is made in a thread of the home's, while the core goes on with the next step; a stop string is
+told to the core when it is found. It imports no torch: with `home="process"` neither does the process it
+lives in.
+
+The core knows a request by a key that is used once, so a request_id may come again as soon as its stream has
+ended, whatever the core still has to say of the one before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,22 +26,26 @@ from pagemill.engine.engine_loop import (
     Abort,
     EngineDead,
     EngineHome,
+    Finish,
     FromEngine,
     ResetPrefixCache,
     StepNews,
 )
 from pagemill.engine.input_processor import InputProcessor, LengthRule
+from pagemill.engine.output_processor import OutputProcessor
 from pagemill.engine.stat_loggers import make_stat_loggers
 from pagemill.engine.stats import StatLogger
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError, NotSupportedError, PagemillError, RequestError
 from pagemill.executor.base import MemoryPlan
-from pagemill.log import setup_logging
+from pagemill.log import get_logger, setup_logging
 from pagemill.messages import PLAIN_TERMS, EngineRequest, ServiceTerms
 from pagemill.outputs import RequestOutput
 from pagemill.registry import Registry
 from pagemill.sampling_params import SamplingParams
 from pagemill.tokenizer.base import Tokenizer
+
+logger = get_logger(__name__)
 
 A = TypeVar("A", bound="AsyncLLMEngine")
 HomeMaker = Callable[[EngineArgs], tuple[EngineHome, Tokenizer | None]]
@@ -51,6 +62,9 @@ HOMES: Registry[HomeMaker] = Registry(
 _LONG_PROMPT = 4096
 
 
+Item = RequestOutput | PagemillError
+
+
 class _Stream:
     """One caller's end: outputs arrive in its own event loop."""
 
@@ -58,8 +72,7 @@ class _Stream:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        # None: the engine has let go of an earlier request of this name.
-        self.queue: asyncio.Queue[RequestOutput | PagemillError | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[Item] = asyncio.Queue()
 
 
 class AsyncLLMEngine:
@@ -83,8 +96,9 @@ class AsyncLLMEngine:
         if stat_loggers is None:
             stat_loggers = make_stat_loggers(home.config, home.memory_plan)
         self._stat_loggers = tuple(stat_loggers)
-        self._streams: dict[str, _Stream] = {}
-        self._leaving: set[str] = set()  # left early, and the engine has not said so yet
+        self._outputs = OutputProcessor(tokenizer)
+        self._streams: dict[str, _Stream] = {}  # by key
+        self._keys: dict[str, str] = {}  # by request_id, of the streams that are open
         self._dead: str | None = None
         self._ids = itertools.count()
         home.start(self._deliver)
@@ -172,41 +186,38 @@ class AsyncLLMEngine:
         """Queue a prepared request and yield its outputs; leaving early aborts it."""
         request_id = request.request_id
         self._raise_if_dead()
-        if request_id in self._streams:
+        if request_id in self._keys:
             raise RequestError(
                 f"request_id {request_id!r} is in use by an unfinished request; choose another",
                 param="request_id",
             )
-        stream = self._streams[request_id] = _Stream()
+        key = f"{request_id}#{next(self._ids)}"
+        stream = self._streams[key] = _Stream()
+        self._keys[request_id] = key
         queued = finished = False
         try:
-            if request_id in self._leaving:
-                await stream.queue.get()
-                self._raise_if_dead()
-            self._home.send(request)
+            self._raise_if_dead()  # whoever dies from here on sees the stream
+            self._outputs.add(request, time.monotonic(), key)
+            self._home.send(dataclasses.replace(request, request_id=key, prompt=None))
             queued = True
             while not finished:
                 news = await stream.queue.get()
-                if news is None:
-                    continue
                 if isinstance(news, PagemillError):
                     finished = True
                     raise news
-                news.prompt = request.prompt
-                news.prompt_token_ids = list(request.prompt_token_ids)
                 finished = news.finished
                 yield news
         finally:
-            del self._streams[request_id]
+            del self._streams[key], self._keys[request_id]
             if queued and not finished and self._dead is None:
-                self._leaving.add(request_id)
-                self._home.send(Abort((request_id,)))
+                self._home.send(Abort((key,)))
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests; their streams get a last output with finish_reason "abort"."""
-        ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
-        if self._dead is None:
-            self._home.send(Abort(ids))
+        ids = (request_id,) if isinstance(request_id, str) else request_id
+        keys = [self._keys[one] for one in ids if one in self._keys]
+        if keys and self._dead is None:
+            self._home.send(Abort(tuple(keys)))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every computed prefix and return True: no request sent later finds one."""
@@ -217,37 +228,46 @@ class AsyncLLMEngine:
     # ------------------------------------------------------------ news from the engine
 
     def _deliver(self, message: FromEngine) -> None:
-        """Take a message in the home's thread and pass it on to the event loops."""
-        if isinstance(message, EngineDead):
-            self._die(message.reason)
-        elif isinstance(message, StepNews):
-            for stats in message.stats:
-                for stat_logger in self._stat_loggers:
-                    stat_logger.record(stats)
-            self._distribute(message)
+        """Take a message in the home's thread: make text, and pass it on to the event loops."""
+        try:
+            if isinstance(message, EngineDead):
+                self._die(message.reason)
+            elif isinstance(message, StepNews):
+                self._distribute(self._items(message))
+        except Exception as error:  # every stream is told; else all would wait for ever
+            logger.exception("the outputs of the engine cannot be passed on")
+            self._die(f"its outputs cannot be passed on: {type(error).__name__}: {error}")
 
-    def _distribute(self, message: StepNews) -> None:
-        items: list[tuple[str, RequestOutput | PagemillError]] = []
-        items += [(output.request_id, output) for output in message.outputs]
-        items += message.refused
-        by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        for request_id, item in items:
-            stream = self._streams.get(request_id)
-            if stream is not None and request_id not in self._leaving:
-                put = _putter(stream, item)
-                by_loop.setdefault(stream.loop, []).append(put)
-        for request_id in message.aborted:
-            self._leaving.discard(request_id)
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                by_loop.setdefault(stream.loop, []).append(_putter(stream, None))
-        for loop, calls in by_loop.items():
-            _call_in(loop, calls)
+    def _items(self, message: StepNews) -> list[tuple[str, Item]]:
+        """Return what the streams get, by key; tell the core what the text has ended."""
+        items: list[tuple[str, Item]] = [*message.refused]
+        for key, _ in message.refused:
+            self._outputs.drop(key)
+        for report in message.reports:
+            processed = self._outputs.process(report)
+            if processed.string_stops:
+                self._home.send(Finish(tuple(processed.string_stops)))
+            if processed.broken:
+                self._home.send(Abort(tuple(processed.broken)))
+            if processed.stats is not None:
+                for stat_logger in self._stat_loggers:
+                    stat_logger.record(processed.stats)
+            items += processed.outputs
+        return items
+
+    def _distribute(self, items: list[tuple[str, Item]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
+        for key, item in items:
+            stream = self._streams.get(key)
+            if stream is not None:  # else it was left
+                by_loop.setdefault(stream.loop, []).append((stream, item))
+        for loop, puts in by_loop.items():
+            _put_in(loop, puts)
 
     def _die(self, reason: str) -> None:
         self._dead = self._dead or reason
         for stream in list(self._streams.values()):
-            _call_in(stream.loop, [_putter(stream, self._death())])
+            _put_in(stream.loop, [(stream, self._death())])
 
     def _death(self) -> EngineDeadError:
         return EngineDeadError(f"the engine is gone: {self._dead}; start a new one")
@@ -302,6 +322,7 @@ class AsyncLLMEngine:
     async def check_health(self) -> None:
         """Raise EngineDeadError when the engine is gone."""
         self._raise_if_dead()
+        self._home.check_health()
 
     def shutdown(self) -> None:
         """End the engine; open streams get EngineDeadError. Calling it twice is harmless."""
@@ -320,14 +341,10 @@ def _length(prompt: Any) -> int:
     return len(prompt) if isinstance(prompt, (str, list, tuple)) else 0
 
 
-def _putter(stream: _Stream, item: RequestOutput | PagemillError | None) -> Callable[[], None]:
-    return lambda: stream.queue.put_nowait(item)
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
+def _put_in(loop: asyncio.AbstractEventLoop, puts: Sequence[tuple[_Stream, Item]]) -> None:
     def run() -> None:
-        for call in calls:
-            call()
+        for stream, item in puts:
+            stream.queue.put_nowait(item)
 
     # A loop that was closed has no callers left.
     with contextlib.suppress(RuntimeError):

@@ -1,9 +1,10 @@
-"""The loop that drives an engine, and what it says to the other side.
+"""The loop that drives an engine's core, and what it says to the other side.
 
 `run_loop` is the same in a thread of the caller's process (`engine.engine_thread`) and in a process of
-its own (`engine.engine_process`): messages come through a queue, everything that one step made goes
-out as one message. Aborts that have arrived are obeyed before each step, so a request is gone within
-one. A request that is refused here answers itself alone; an error in a step ends the loop.
+its own (`engine.engine_process`): messages come through a queue, everything that one step came to goes
+out as one message, and the next step begins at once: text and streams are made by others meanwhile. Aborts and
+stop strings that have arrived are obeyed before each step, so a request is gone within one. A request that is
+refused here answers itself alone; an error in a step ends the loop.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from pagemill.config import EngineConfig
 from pagemill.errors import PagemillError
 from pagemill.executor.base import MemoryPlan
 from pagemill.log import get_logger
-from pagemill.messages import EngineRequest, StepStats
-from pagemill.outputs import RequestOutput
+from pagemill.messages import EngineRequest, StepReport, StringStop
 
 if TYPE_CHECKING:
-    from pagemill.engine.llm_engine import LLMEngine
+    from pagemill.engine.engine_core import EngineCore
 
 logger = get_logger(__name__)
 
@@ -34,6 +34,13 @@ class Abort:
     """End these requests."""
 
     request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End these sequences: stop strings were found in their text."""
+
+    stops: tuple[StringStop, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +72,16 @@ class StartFailed:
 class StepNews:
     """Everything that one turn of the loop has to tell."""
 
-    outputs: list[RequestOutput] = field(default_factory=list)
     refused: list[tuple[str, PagemillError]] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)  # every id of an Abort, known or not
-    stats: list[StepStats] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)  # in the order in which things happened
 
     def __bool__(self) -> bool:
-        return bool(self.outputs or self.refused or self.aborted or self.stats)
+        return bool(self.refused or self.reports)
+
+    def add(self, report: StepReport | None) -> None:
+        """Take a report that says something."""
+        if report is not None and not report.is_empty:
+            self.reports.append(report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +91,9 @@ class EngineDead:
     reason: str
 
 
-ToEngine = EngineRequest | Abort | ResetPrefixCache | Shutdown
+ToEngine = EngineRequest | Abort | Finish | ResetPrefixCache | Shutdown
 FromEngine = Ready | StartFailed | StepNews | EngineDead
 Inbox = queue.SimpleQueue[ToEngine]
-
-
-class StatsCollector:
-    """A stat logger that keeps what it gets until the loop sends it on."""
-
-    def __init__(self) -> None:
-        self._stats: list[StepStats] = []
-
-    def record(self, stats: StepStats) -> None:
-        """Keep one step's statistics."""
-        self._stats.append(stats)
-
-    def take(self) -> list[StepStats]:
-        """Return what was kept and forget it."""
-        taken, self._stats = self._stats, []
-        return taken
 
 
 class EngineHome(Protocol):
@@ -118,7 +112,11 @@ class EngineHome(Protocol):
         ...
 
     def send(self, message: ToEngine) -> None:
-        """Give the engine a message; never blocks."""
+        """Give the engine a message; never blocks. Messages are obeyed in their order."""
+        ...
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when the engine is gone, though `deliver` may not have been told yet."""
         ...
 
     def close(self) -> None:
@@ -126,42 +124,41 @@ class EngineHome(Protocol):
         ...
 
 
-def run_loop(
-    engine: LLMEngine, stats: StatsCollector, inbox: Inbox, send: Callable[[FromEngine], None]
-) -> bool:
+def run_loop(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> bool:
     """Serve until a Shutdown (True), or until a step fails and EngineDead was sent (False)."""
     try:
         while True:
             news = StepNews()
-            if not _obey(engine, inbox, news):
-                return True
-            if engine.has_unfinished_requests():
-                news.outputs += engine.step()
-            news.stats += stats.take()
+            goes_on = _obey(core, inbox, news)
+            if goes_on and core.has_unfinished_requests():
+                news.add(core.step())
             if news:
                 send(news)
+            if not goes_on:
+                return True
     except Exception as error:
         # Whatever it was, all requests are told; the traceback is for whoever reads the log.
         logger.exception("the engine has died")
         send(EngineDead(str(error)))
         return False
     finally:
-        engine.shutdown()
+        core.shutdown()
 
 
-def _obey(engine: LLMEngine, inbox: Inbox, news: StepNews) -> bool:
+def _obey(core: EngineCore, inbox: Inbox, news: StepNews) -> bool:
     """Act on every message that has come, waiting for one when idle; False after a Shutdown."""
-    message = _first(engine, inbox)
+    message = _first(core, inbox)
     while message is not None:
         if isinstance(message, Shutdown):
             return False
         if isinstance(message, Abort):
-            news.outputs += engine.abort_request(message.request_ids)
-            news.aborted += message.request_ids
+            news.add(core.abort(message.request_ids))
+        elif isinstance(message, Finish):
+            news.add(core.finish(message.stops))
         elif isinstance(message, ResetPrefixCache):
-            engine.reset_prefix_cache()
+            core.reset_prefix_cache()
         else:
-            _add(engine, message, news)
+            _add(core, message, news)
         try:
             message = inbox.get_nowait()
         except queue.Empty:
@@ -169,8 +166,8 @@ def _obey(engine: LLMEngine, inbox: Inbox, news: StepNews) -> bool:
     return True
 
 
-def _first(engine: LLMEngine, inbox: Inbox) -> ToEngine | None:
-    if engine.has_unfinished_requests():
+def _first(core: EngineCore, inbox: Inbox) -> ToEngine | None:
+    if core.has_unfinished_requests():
         try:
             return inbox.get_nowait()
         except queue.Empty:
@@ -179,11 +176,11 @@ def _first(engine: LLMEngine, inbox: Inbox) -> ToEngine | None:
         try:
             return inbox.get(timeout=_HEALTH_INTERVAL_S)
         except queue.Empty:
-            engine.check_health()
+            core.check_health()
 
 
-def _add(engine: LLMEngine, request: EngineRequest, news: StepNews) -> None:
+def _add(core: EngineCore, request: EngineRequest, news: StepNews) -> None:
     try:
-        engine.add_checked(request)
+        core.add(request)
     except PagemillError as error:
         news.refused.append((request.request_id, error))

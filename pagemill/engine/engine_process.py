@@ -6,11 +6,14 @@ StartFailed. A child whose parent is gone reads the end of the socket and ends t
 `AsyncLLMEngine.from_engine_args`.
 
     parent: event loop -> outgoing queue -> writer thread  == socket ==>  reader thread -> inbox: child
-    parent: reader thread -> deliver                     <== socket ==   run_loop
+    parent: reader thread -> deliver           <== socket ==   writer thread <- hand over <- run_loop
+
+Tokens cross, not text: the parent makes it, in its reader thread, while the child computes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -31,11 +34,10 @@ from pagemill.engine.engine_loop import (
     Ready,
     Shutdown,
     StartFailed,
-    StatsCollector,
-    StepNews,
     ToEngine,
     run_loop,
 )
+from pagemill.engine.hand_over import HandOver
 from pagemill.engine.tokenizer_source import read_tokenizer
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError
@@ -138,6 +140,12 @@ class ProcessHome:
         """Give the child a message; never blocks."""
         self._outgoing.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
+    def check_health(self) -> None:
+        """Raise EngineDeadError when the child has ended."""
+        code = self._child.poll()
+        if code is not None:
+            raise EngineDeadError(f"the engine is gone: {_ended(code)}; start a new one")
+
     def close(self) -> None:
         """End the child and the threads."""
         self._finalizer()
@@ -145,6 +153,10 @@ class ProcessHome:
             if thread is not threading.current_thread():
                 thread.join()
         self._connection.close()
+
+
+def _ended(code: int) -> str:
+    return f"its process has ended with {exit_text(code)}"
 
 
 def _end(child: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[bytes | None]) -> None:
@@ -167,7 +179,7 @@ def _read(
             message = connection.recv()
         except (EOFError, OSError):
             code = child.wait()
-            deliver(EngineDead(f"its process has ended with {exit_text(code)}"))
+            deliver(EngineDead(_ended(code)))
             return
         deliver(message)
 
@@ -207,25 +219,25 @@ def _listen(connection: Connection[Any, Any], inbox: Inbox) -> None:
 
 def _serve(args: EngineArgs, connection: Connection[Any, Any], inbox: Inbox) -> int:
     # Imported here: the parent, which imports this module too, must stay free of what loading needs.
-    from pagemill.engine.llm_engine import LLMEngine
+    from pagemill.engine.engine_core import load_core
 
-    stats = StatsCollector()
     try:
-        engine = LLMEngine.from_engine_args(
-            args, stat_loggers=[] if args.disable_log_stats else [stats]
-        )
+        core, _ = load_core(args)
     except Exception as error:
         connection.send(StartFailed(_portable(error)))
         return 1
-    connection.send(Ready(engine.config, engine.memory_plan))
+    connection.send(Ready(core.config, core.memory_plan))
 
-    def send(message: FromEngine) -> None:
-        if isinstance(message, StepNews):
-            for output in message.outputs:  # the parent knows the prompts
-                output.prompt, output.prompt_token_ids = None, []
-        connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    def write(message: FromEngine) -> None:
+        # A parent that is gone is noticed by the reader thread, which ends this process.
+        with contextlib.suppress(OSError):
+            connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
-    return 0 if run_loop(engine, stats, inbox, send) else 1
+    news: HandOver[FromEngine] = HandOver(write, "pagemill-news")
+    try:
+        return 0 if run_loop(core, inbox, news.put) else 1
+    finally:
+        news.close()
 
 
 def _portable(error: Exception) -> Exception:

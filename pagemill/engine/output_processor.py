@@ -1,8 +1,11 @@
-"""From `SequenceUpdate`s to `RequestOutput`s: text, stop strings, logprobs, samples, times.
+"""From a `StepReport` to `RequestOutput`s: text, stop strings, logprobs, samples, times.
 
 One loop over the step's updates; a sequence may bring any number of new tokens. Owns the state of every
-unfinished request outside the scheduler. Called by `engine.llm_engine` after `Scheduler.update`; string
-stops found here go back to the scheduler through `ProcessedStep.string_stops`.
+unfinished request outside the core. Called by `engine.llm_engine` between two steps, and by
+`engine.async_engine` while later steps run. String stops found here go back to the core through
+`ProcessedStep.string_stops`; tokens that it made of an ended sample before it knew are dropped unseen.
+
+A request whose text cannot be made, whatever was raised, ends alone, with finish_reason "error".
 
 Rules of the text:
 - The token that ends a sequence (EOS or a stop token id) adds no text, unless
@@ -16,17 +19,21 @@ Rules of the text:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pagemill.engine.sample_text import SampleText
 from pagemill.engine.stats import StepCounts, finished_stats
 from pagemill.engine.vocabulary import special_stops
+from pagemill.log import get_logger
 from pagemill.messages import (
     EngineRequest,
     ExpiredRequest,
-    IgnoredRequest,
     SequenceUpdate,
+    StepReport,
+    StepStats,
+    StringStop,
     TokenScores,
 )
 from pagemill.outputs import (
@@ -40,21 +47,19 @@ from pagemill.outputs import (
 from pagemill.sampling_params import RequestOutputKind
 from pagemill.tokenizer.base import Tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class StringStop:
-    """A sequence that a stop string has ended; the scheduler does not know yet."""
-
-    seq_id: int
-    stop: str
+logger = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class ProcessedStep:
-    """What one step made."""
+    """What one report made, and what the core has to be told. Requests by the key they were added with."""
 
-    outputs: list[RequestOutput] = field(default_factory=list)
+    outputs: list[tuple[str, RequestOutput]] = field(default_factory=list)
     string_stops: list[StringStop] = field(default_factory=list)
+    broken: list[str] = field(
+        default_factory=list
+    )  # ended by an error here; the core goes on with them
+    stats: StepStats | None = None
 
 
 class _Sample:
@@ -88,10 +93,12 @@ class _Request:
     """All samples of one request and what they share."""
 
     def __init__(
-        self, request: EngineRequest, tokenizer: Tokenizer | None, queued_time: float
+        self, key: str, request: EngineRequest, tokenizer: Tokenizer | None, queued_time: float
     ) -> None:
         params = request.params
+        self.key = key
         self.request = request
+        self.prompt_token_ids = list(request.prompt_token_ids)  # all outputs have this one
         self.samples = [_Sample(i, request, tokenizer) for i in range(request.num_samples)]
         self.prompt_logprobs: PromptLogprobs | None = (
             None if params.prompt_logprobs is None else [None]
@@ -134,19 +141,40 @@ class OutputProcessor:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._requests
 
-    def request_ids(self) -> list[str]:
-        """Return the ids of the unfinished requests."""
-        return list(self._requests)
+    def add(self, request: EngineRequest, now: float, key: str | None = None) -> None:
+        """Start a request; `now` is time.monotonic().
 
-    def add(self, request: EngineRequest, now: float) -> None:
-        """Start a request; `now` is time.monotonic()."""
-        self._requests[request.request_id] = _Request(request, self._tokenizer, now)
+        `key` is what reports call it, the request_id if None: a caller that gives each request a key of its
+        own may use a request_id again while the core still works on the one before. May be called from
+        another thread than the rest.
+        """
+        key = request.request_id if key is None else key
+        self._requests[key] = _Request(key, request, self._tokenizer, now)
 
-    def process(
-        self, updates: Sequence[SequenceUpdate], now: float, counts: StepCounts
-    ) -> ProcessedStep:
-        """Take a step's updates and return the outputs they make, adding to `counts`."""
-        step = ProcessedStep()
+    def drop(self, key: str) -> None:
+        """Forget a request that the core refused."""
+        self._requests.pop(key, None)
+
+    def process(self, report: StepReport) -> ProcessedStep:
+        """Take what a step came to and return the outputs it makes."""
+        start = time.perf_counter()
+        step, counts, now = ProcessedStep(), StepCounts(), report.time
+        for aborted in report.aborted:
+            self._note_times(aborted.request_id, aborted.updates)
+            self._end(aborted.request_id, "abort", now, counts, step)
+        for ignored in report.ignored:
+            self._end(ignored.request_id, "error", now, counts, step, ignored.message)
+        self._update(report.updates, now, counts, step)
+        for expired in report.expired:
+            self._expire(expired, now, counts, step)
+        if report.stats is not None:
+            seconds = {"process": time.perf_counter() - start}
+            step.stats = counts.added_to(report.stats, seconds)
+        return step
+
+    def _update(
+        self, updates: Sequence[SequenceUpdate], now: float, counts: StepCounts, step: ProcessedStep
+    ) -> None:
         touched: dict[str, _Request] = {}
         for update in updates:
             state = self._requests.get(update.request_id)
@@ -156,57 +184,64 @@ class OutputProcessor:
             if sample.finish_reason is not None:
                 continue
             touched[update.request_id] = state
-            self._note_request(state, update, now, counts)
-            stop = self._take(state, sample, update, counts, now)
+            try:
+                self._note_request(state, update, now, counts)
+                stop = self._take(state, sample, update, counts, now)
+            except Exception as error:
+                self._break(state, error, step)
+                continue
             if stop is not None:
                 step.string_stops.append(StringStop(update.seq_id, stop))
         for state in touched.values():
             self._deliver(state, now, counts, step)
-        return step
 
-    def end(
-        self, request_id: str, reason: str, now: float, counts: StepCounts, error: str | None = None
-    ) -> RequestOutput | None:
-        """End every unfinished sample of a request; None for an unknown or ended id."""
-        state = self._requests.get(request_id)
+    def _end(
+        self, key: str, reason: str, now: float, counts: StepCounts, step: ProcessedStep,
+        error: str | None = None,
+    ) -> None:  # fmt: skip
+        """End every unfinished sample of a request; an unknown or ended one is passed over."""
+        state = self._requests.get(key)
         if state is None:
-            return None
+            return
         state.error = error
-        self._end_samples(state, reason)
-        step = ProcessedStep()
+        try:
+            for sample in state.samples:
+                if sample.finish_reason is None:
+                    sample.text.finish(len(sample.token_ids))
+                    sample.end(reason)
+            state.num_unfinished = 0
+        except Exception as failure:
+            self._break(state, failure, step)
         self._deliver(state, now, counts, step)
-        return step.outputs[0]
 
-    def note_times(self, updates: Iterable[SequenceUpdate]) -> None:
-        """Take from updates when their requests were first scheduled and how often preempted."""
-        for update in updates:
-            state = self._requests.get(update.request_id)
-            if state is not None:
-                self._note_times(state.metrics, update)
+    def _expire(
+        self, expired: ExpiredRequest, now: float, counts: StepCounts, step: ProcessedStep
+    ) -> None:
+        """End a request that the scheduler dropped because its time was over."""
+        state = self._requests.get(expired.request_id)
+        if state is None:
+            return
+        state.timed_out = True
+        counts.expired.append(expired.deadline)
+        self._note_times(expired.request_id, expired.updates)
+        self._end(expired.request_id, "abort", now, counts, step, expired.message)
 
-    def ignore(
-        self, ignored: Iterable[IgnoredRequest], now: float, counts: StepCounts
-    ) -> list[RequestOutput]:
-        """End the requests that the scheduler says can never run."""
-        outputs = [self.end(i.request_id, "error", now, counts, i.message) for i in ignored]
-        return [output for output in outputs if output is not None]
+    def _break(self, state: _Request, error: Exception, step: ProcessedStep) -> None:
+        """End a request because of an error in here, without touching its text again."""
+        logger.error("request %s ends: its text cannot be made", state.key, exc_info=error)
+        state.error = f"its text could not be made: {type(error).__name__}: {error}"
+        for sample in state.samples:
+            if sample.finish_reason is None:
+                sample.end("error")
+        state.num_unfinished = 0
+        step.broken.append(state.key)
 
-    def expire(
-        self, expired: Iterable[ExpiredRequest], now: float, counts: StepCounts
-    ) -> list[RequestOutput]:
-        """End the requests that the scheduler dropped because their time was over."""
-        outputs = []
-        for one in expired:
-            state = self._requests.get(one.request_id)
-            if state is None:
-                continue
-            state.timed_out = True
-            counts.expired.append(one.deadline)
-            self.note_times(one.updates)
-            output = self.end(one.request_id, "abort", now, counts, one.message)
-            assert output is not None, "an unfinished request has an end to tell"
-            outputs.append(output)
-        return outputs
+    def _note_times(self, key: str, updates: Iterable[SequenceUpdate]) -> None:
+        """Take from updates when their request was first scheduled and how often preempted."""
+        state = self._requests.get(key)
+        if state is not None:
+            for update in updates:
+                _note_times(state.metrics, update)
 
     # ------------------------------------------------------------ one update
 
@@ -214,7 +249,7 @@ class OutputProcessor:
         self, state: _Request, update: SequenceUpdate, now: float, counts: StepCounts
     ) -> None:
         metrics = state.metrics
-        self._note_times(metrics, update)
+        _note_times(metrics, update)
         state.num_cached_tokens = max(state.num_cached_tokens, update.num_cached_tokens)
         if update.error is not None:
             state.error = update.error
@@ -228,11 +263,6 @@ class OutputProcessor:
                 metrics.first_token_time = now
                 counts.time_to_first_token_s.append(now - metrics.queued_time)
             metrics.last_token_time = now
-
-    def _note_times(self, metrics: RequestMetrics, update: SequenceUpdate) -> None:
-        if metrics.first_scheduled_time is None:
-            metrics.first_scheduled_time = update.first_scheduled_time
-        metrics.num_preemptions = max(metrics.num_preemptions, update.num_preemptions)
 
     def _take(
         self, state: _Request, sample: _Sample, update: SequenceUpdate, counts: StepCounts, now: float
@@ -286,13 +316,6 @@ class OutputProcessor:
             return update.stop_reason
         return state.string_of_stop_id.get(sample.token_ids[-1], update.stop_reason)
 
-    def _end_samples(self, state: _Request, reason: str) -> None:
-        for sample in state.samples:
-            if sample.finish_reason is None:
-                sample.text.finish(len(sample.token_ids))
-                sample.end(reason)
-        state.num_unfinished = 0
-
     def _token_logprobs(self, scores: TokenScores) -> TokenLogprobs:
         """Return the alternatives in falling order; the chosen token, if it is not one, is last."""
         text = self._token_text
@@ -318,43 +341,53 @@ class OutputProcessor:
         self, state: _Request, now: float, counts: StepCounts, step: ProcessedStep
     ) -> None:
         """Append the request's output, if it has one to give now; drop a finished request."""
-        request = state.request
         if state.is_finished:
             state.metrics.finished_time = now
-            token_counts = [len(s.token_ids) for s in state.samples]
+        try:
+            output = self._output(state)
+        except Exception as error:
+            self._break(state, error, step)
+            state.metrics.finished_time = now
+            for sample in state.samples:  # whatever they ended with, nobody is told
+                sample.end("error")
+            output = _bare_output(state)
+        if output is not None:
+            step.outputs.append((state.key, output))
+        if state.is_finished:
             counts.finished.append(
                 finished_stats(
                     state.metrics,
                     state.finish_reason(),
-                    len(request.prompt_token_ids),
-                    token_counts,
+                    len(state.request.prompt_token_ids),
+                    [len(s.token_ids) for s in state.samples],
                 )
             )
-            del self._requests[request.request_id]
+            del self._requests[state.key]
+
+    def _output(self, state: _Request) -> RequestOutput | None:
+        request = state.request
         samples = self._samples_to_show(state)
         if not samples:
-            return
+            return None
         is_delta = state.kind is RequestOutputKind.DELTA
         prompt_logprobs = state.prompt_logprobs
         if is_delta and state.sent_prompt_logprobs:
             prompt_logprobs = None
         state.sent_prompt_logprobs = True
         make = self._delta if is_delta else self._snapshot
-        step.outputs.append(
-            RequestOutput(
-                request_id=request.request_id,
-                prompt=request.prompt,
-                prompt_token_ids=list(request.prompt_token_ids),
-                prompt_logprobs=prompt_logprobs,
-                outputs=[make(state, index, sample) for index, sample in samples],
-                finished=state.is_finished,
-                metrics=_copy(state.metrics),
-                num_cached_tokens=state.num_cached_tokens,
-                error=state.error,
-                timed_out=state.timed_out,
-                num_truncated_prompt_tokens=request.num_truncated_prompt_tokens,
-                num_discarded_tokens=self._num_discarded(state, samples),
-            )
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=state.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=[make(state, index, sample) for index, sample in samples],
+            finished=state.is_finished,
+            metrics=_copy(state.metrics),
+            num_cached_tokens=state.num_cached_tokens,
+            error=state.error,
+            timed_out=state.timed_out,
+            num_truncated_prompt_tokens=request.num_truncated_prompt_tokens,
+            num_discarded_tokens=self._num_discarded(state, samples),
         )
 
     def _num_discarded(self, state: _Request, shown: list[tuple[int, _Sample]]) -> int:
@@ -420,4 +453,26 @@ def _copy(metrics: RequestMetrics) -> RequestMetrics:
         last_token_time=metrics.last_token_time,
         finished_time=metrics.finished_time,
         num_preemptions=metrics.num_preemptions,
+    )
+
+
+def _note_times(metrics: RequestMetrics, update: SequenceUpdate) -> None:
+    if metrics.first_scheduled_time is None:
+        metrics.first_scheduled_time = update.first_scheduled_time
+    metrics.num_preemptions = max(metrics.num_preemptions, update.num_preemptions)
+
+
+def _bare_output(state: _Request) -> RequestOutput:
+    """Return the end of a request of which nothing more can be made."""
+    return RequestOutput(
+        request_id=state.request.request_id,
+        prompt=state.request.prompt,
+        prompt_token_ids=state.prompt_token_ids,
+        prompt_logprobs=None,
+        outputs=[
+            CompletionOutput(sample.index, "", [], finish_reason="error")
+            for sample in state.samples
+        ],
+        finished=True,
+        error=state.error,
     )

@@ -1,15 +1,15 @@
 """What a step adds to the statistics, and the line in the log.
 
-`StepCounts` is filled by `engine.output_processor` and read by `engine.llm_engine`, which turns it into
-a frozen `StepStats` for every stat logger. Each started request ends in exactly one `FinishedStats`,
-however it ends, so counters are true when requests are aborted. Prometheus: `engine.prometheus`.
+`engine.engine_core` makes a `StepStats` of what it knows; `engine.output_processor` counts tokens, times and
+ends in a `StepCounts` and adds them. Each started request ends in exactly one `FinishedStats`, however it
+ends, so counters are true when requests are aborted. Prometheus: `engine.prometheus`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Protocol
 
@@ -47,38 +47,45 @@ class StepCounts:
     finished: list[FinishedStats] = field(default_factory=list)
     expired: list[str] = field(default_factory=list)  # deadlines that passed: "start" | "end"
 
-    def freeze(
-        self,
-        queues: QueueSizes,
-        kv_cache_usage: float,
-        *,
-        scheduled: SchedulerOutput | None = None,
-        drafts: DraftCounts = NO_DRAFTS,
-        host_tier_usage: float = 0.0,
-        timings_s: dict[str, float] | None = None,
-    ) -> StepStats:
-        """Return the frozen statistics of the step `scheduled`, or of what was done between steps."""
-        step = scheduled or SchedulerOutput(step_id=-1, scheduled=())
-        return StepStats(
-            queues=queues,
-            kv_cache_usage=kv_cache_usage,
-            num_preempted=step.num_preempted,
-            num_swapped_out=step.num_swapped_out,
-            prefix_lookups=step.prefix_lookups,
-            num_blocks_out=len(step.block_moves.swap_out),
-            num_blocks_in=len(step.block_moves.swap_in),
-            num_blocks_copied=len(step.block_moves.copies),
-            host_tier_usage=host_tier_usage,
-            iteration_tokens=step.num_tokens + drafts.num_drafted,
+    def added_to(self, stats: StepStats, timings_s: dict[str, float]) -> StepStats:
+        """Return the statistics of a step with what was counted here."""
+        return replace(
+            stats,
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
-            drafts=drafts,
             time_to_first_token_s=tuple(self.time_to_first_token_s),
             inter_token_latency_s=tuple(self.inter_token_latency_s),
             finished=tuple(self.finished),
             expired=tuple(self.expired),
-            timings_s=timings_s or {},
+            timings_s=stats.timings_s | timings_s,
         )
+
+
+def step_stats(
+    queues: QueueSizes,
+    kv_cache_usage: float,
+    host_tier_usage: float,
+    *,
+    step: SchedulerOutput | None = None,
+    drafts: DraftCounts = NO_DRAFTS,
+    timings_s: dict[str, float] | None = None,
+) -> StepStats:
+    """Return what the scheduler and the ranks know of a step, or of what was done between steps."""
+    step = step or SchedulerOutput(step_id=-1, scheduled=())
+    return StepStats(
+        queues=queues,
+        kv_cache_usage=kv_cache_usage,
+        num_preempted=step.num_preempted,
+        num_swapped_out=step.num_swapped_out,
+        prefix_lookups=step.prefix_lookups,
+        num_blocks_out=len(step.block_moves.swap_out),
+        num_blocks_in=len(step.block_moves.swap_in),
+        num_blocks_copied=len(step.block_moves.copies),
+        host_tier_usage=host_tier_usage,
+        iteration_tokens=step.num_tokens + drafts.num_drafted,
+        drafts=drafts,
+        timings_s=timings_s or {},
+    )
 
 
 def count_drafts(result: StepOutput) -> DraftCounts:

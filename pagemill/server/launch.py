@@ -41,7 +41,7 @@ def serve(
     settings: ServerArgs,
     bound: socket.socket | None,
 ) -> int:
-    """Serve; return 0 after SIGTERM or SIGINT, 1 after the engine's death.
+    """Serve; return 0 after SIGTERM or SIGINT, 1 after the engine's death, also if a signal came then.
 
     `loading` is an engine that is being started (`server.engine_start`); its errors are raised here.
     `bound` is the socket to listen on (`server.listening`); None with --uds.
@@ -96,20 +96,24 @@ class _Server:
 
     async def _until_end(self, serving: asyncio.Task[None]) -> int:
         """Serve until a signal ends the HTTP server, or the engine dies."""
-        assert self._engine is not None
         while not serving.done():
             await asyncio.wait({serving}, timeout=WATCH_INTERVAL_S)
-            if serving.done() or self._http.should_exit:
-                continue
-            try:
-                await self._engine.check_health()
-            except EngineDeadError as error:
-                logger.error("the engine is gone: %s", error)
-                self._serving.fail(str(error))
+            if not await self._is_alive():
                 await asyncio.sleep(LAST_WORDS_S)
                 return 1
         await self._ended(serving)
-        return 0
+        return 0 if await self._is_alive() else 1
+
+    async def _is_alive(self) -> bool:
+        """Return whether the engine is there; say why when it is not."""
+        assert self._engine is not None
+        try:
+            await self._engine.check_health()
+        except EngineDeadError as error:
+            logger.error("the engine is gone: %s", error)
+            self._serving.fail(str(error))
+            return False
+        return True
 
     async def _close(self, serving: asyncio.Task[None]) -> None:
         """Close the port. Without an engine no client is waited for: one may never read or finish."""

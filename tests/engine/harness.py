@@ -16,6 +16,7 @@ from pagemill.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from pagemill.engine.engine_core import EngineCore
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.engine.stats import StatLogger
 from pagemill.outputs import RequestOutput
@@ -85,14 +86,26 @@ def make_engine(
 ) -> tuple[LLMEngine, ScriptExecutor]:
     """Return an engine whose sequences say what the script says, and its executor."""
     config = config or engine_config()
-    executor = ScriptExecutor(
+    executor = make_executor(script, num_blocks, config)
+    tokenizer = None if config.model.skip_tokenizer_init else ByteTokenizer(adds_bos=adds_bos)
+    return LLMEngine(config, executor, tokenizer, stat_loggers=stat_loggers), executor
+
+
+def make_executor(script: Script, num_blocks: int, config: EngineConfig) -> ScriptExecutor:
+    """Return an executor that plays a script."""
+    return ScriptExecutor(
         script,
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         max_model_len=config.model.max_model_len,
     )
-    tokenizer = None if config.model.skip_tokenizer_init else ByteTokenizer(adds_bos=adds_bos)
-    return LLMEngine(config, executor, tokenizer, stat_loggers=stat_loggers), executor
+
+
+def make_core(script: Script, *, num_blocks: int = 64) -> tuple[EngineCore, ScriptExecutor]:
+    """Return the core of such an engine, which makes no text, and its executor."""
+    config = engine_config()
+    executor = make_executor(script, num_blocks, config)
+    return EngineCore(config, executor, counts=True), executor
 
 
 def run(engine: LLMEngine, limit: int = 2000) -> list[RequestOutput]:
@@ -118,11 +131,16 @@ def generate(
 
 def assert_clean(engine: LLMEngine) -> None:
     """Check that nothing is left running, waiting or holding blocks."""
-    assert engine.get_num_unfinished_requests() == 0
     assert len(engine._outputs) == 0
-    engine._scheduler.check_invariants()
-    assert engine._scheduler.cache_usage() == 0.0
-    queues = engine._scheduler.queue_sizes()
+    assert_core_clean(engine._core)
+
+
+def assert_core_clean(core: EngineCore) -> None:
+    """Check that nothing is left running, waiting or holding blocks."""
+    assert core.scheduler.num_unfinished() == 0
+    core.scheduler.check_invariants()
+    assert core.scheduler.cache_usage() == 0.0
+    queues = core.scheduler.queue_sizes()
     assert (queues.running, queues.waiting) == (0, 0)
 
 

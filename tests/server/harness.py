@@ -31,9 +31,8 @@ from pagemill.config import (
     SchedulerConfig,
 )
 from pagemill.engine.async_engine import AsyncLLMEngine
-from pagemill.engine.engine_loop import StatsCollector
+from pagemill.engine.engine_core import EngineCore
 from pagemill.engine.engine_thread import ThreadHome
-from pagemill.engine.llm_engine import LLMEngine
 from pagemill.messages import SchedulerOutput, StepOutput
 from pagemill.server.app import build_app
 from pagemill.server.listening import listen
@@ -169,9 +168,8 @@ def make_engine(*, adds_bos: bool = False, **model: Any) -> tuple[AsyncLLMEngine
         script, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN
     )
     tokenizer = None if config.model.skip_tokenizer_init else ByteTokenizer(adds_bos=adds_bos)
-    stats = StatsCollector()
-    engine = LLMEngine(config, executor, tokenizer, stat_loggers=[stats])
-    return AsyncLLMEngine(ThreadHome(engine, stats), tokenizer), executor
+    core = EngineCore(config, executor, counts=True)
+    return AsyncLLMEngine(ThreadHome(core), tokenizer), executor
 
 
 @contextmanager
