@@ -247,7 +247,7 @@ def test_signal_right_after_the_death_of_the_engine_hides_it_not(tiny_llama: Pat
     with ready(str(tiny_llama)) as serve:
         os.kill(serve.engine_pid(), signal.SIGKILL)
         assert serve.end(signal.SIGTERM) == 1
-        assert any("the engine is gone" in line and "SIGKILL" in line for line in serve.log)
+        until(lambda: any("gone" in line and "SIGKILL" in line for line in serve.log))
 
 
 def test_death_of_the_engine_ends_the_server_even_if_clients_neither_send_nor_read(
