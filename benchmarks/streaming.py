@@ -1,9 +1,10 @@
 """Streams of the real server: tokens a second, gaps between tokens, and the processor time of each side.
 
     python -m benchmarks.streaming [--clients 1,16,64] [--tokens 128] [--rounds 3] [--root DIR --root DIR]
+        [--words "" --words "--distributed-executor-backend mp"]
 
-Starts `pagemill serve` with SmolLM2-135M, once for each source tree (`--root`, default this one), all of them
-before the first figure; between its turns a server is stopped with SIGSTOP. A round is one turn of each: so many
+Starts `pagemill serve` with SmolLM2-135M, once for each source tree (`--root`, default this one) and each
+`--words` that serve gets besides, all of them before the first figure; between its turns a server is stopped with SIGSTOP. A round is one turn of each: so many
 clients, in one process with plain sockets, each stream a completion of so many tokens, all at once. Gaps are
 between two events of one stream, first tokens left out. Processor time is that of the HTTP and of the engine's process, a
 token. Printed are medians over the rounds, of the 99th percentile the least too.
@@ -47,7 +48,7 @@ class Server:
 
     def __init__(self, root: Path, threads: int, extra: Sequence[str]) -> None:
         command = [
-            sys.executable, "-m", "pagemill", "serve", str(models.smollm2_folder()), "--port", "0",
+            sys.executable, "-m", "pagemill", "serve", str(models.smollm2_folder()), "--host", "127.0.0.1", "--port", "0",
             "--num-threads", str(threads), "--dtype", "bfloat16", "--max-model-len", "2048",
             "--kv-cache-memory-bytes", "1GiB", "--disable-log-requests", *extra,
         ]  # fmt: skip
@@ -62,25 +63,27 @@ class Server:
             assert line, log.decode()
             log += line
         self.port = int(match[1])
-        (self.engine_pid,) = self._children()
-
-    def _children(self) -> list[int]:
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        return [int(pid) for path in tasks for pid in path.read_text().split()]
+        self.children = _descendants(self.process.pid)
 
     def pause(self, number: signal.Signals) -> None:
         """Stop both processes, or let them go on."""
-        for pid in (self.process.pid, self.engine_pid):
+        for pid in (self.process.pid, *self.children):
             os.kill(pid, number)
 
     def seconds(self) -> tuple[float, float]:
         """Return the processor time so far of HTTP and engine."""
-        return _seconds(self.process.pid), _seconds(self.engine_pid)
+        return _seconds(self.process.pid), sum(_seconds(pid) for pid in self.children)
 
     def end(self) -> None:
         """End the server in good order."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
+
+
+def _descendants(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    own = [int(child) for path in tasks for child in path.read_text().split()]
+    return own + [one for child in own for one in _descendants(child)]
 
 
 def _seconds(pid: int) -> float:
@@ -134,13 +137,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--root", type=Path, action="append")
-    parser.add_argument("--serve", action="append", default=[], help="one more word for serve")
+    parser.add_argument("--words", action="append", help="more words for serve")
     arguments = parser.parse_args()
-    roots = arguments.root or [_HERE]
+    kinds = [(r, w) for r in arguments.root or [_HERE] for w in arguments.words or [""]]
     servers: list[Server] = []
     try:
-        for root in roots:
-            servers.append(Server(root.resolve(), arguments.threads, arguments.serve))
+        for root, words in kinds:
+            servers.append(Server(root.resolve(), arguments.threads, words.split()))
             turn(servers[-1], 4, 16)
             servers[-1].pause(signal.SIGSTOP)
         for num_clients in (int(word) for word in arguments.clients.split(",")):
@@ -150,8 +153,8 @@ def main() -> None:
                     server.pause(signal.SIGCONT)
                     figures.append(turn(server, num_clients, arguments.tokens))
                     server.pause(signal.SIGSTOP)
-            for root, figures in zip(roots, results, strict=True):
-                print(f"{num_clients:4d} clients  {_line(figures)}  {root}", flush=True)
+            for (root, words), figures in zip(kinds, results, strict=True):
+                print(f"{num_clients:4d} clients  {_line(figures)}  {root} {words}", flush=True)
     finally:
         for server in servers:
             server.pause(signal.SIGCONT)
