@@ -163,7 +163,7 @@ def main() -> None:
 
 def _line(figures: list[Figures]) -> str:
     def middle(name: str) -> float:
-        return statistics.median(getattr(one, name) for one in figures)
+        return float(statistics.median(getattr(one, name) for one in figures))
 
     best = min(one.gap_p99_ms for one in figures)
     return (
