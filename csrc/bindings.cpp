@@ -75,7 +75,7 @@ NB_MODULE(_C, m) {
   m.def("qlinear_scratch_bytes", &qlinear_scratch_bytes);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, uintptr_t, int64_t, uintptr_t,
-                    int64_t>());
+                    int64_t, int64_t>());
   m.def("attention", recorded_attention(&attention), Free());
   m.def("attention_scratch_bytes", &attention_scratch_bytes);
   nb::class_<Tape>(m, "Tape")

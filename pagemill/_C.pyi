@@ -272,6 +272,7 @@ class AttentionPlan:
         table_width: int,
         slots: int,
         block_size: int,
+        kind: int,
         /,
     ) -> None: ...
 
@@ -325,7 +326,7 @@ class Tape:
         self,
         token_ids: int,
         positions: int,
-        plan: AttentionPlan,
+        plans: Sequence[AttentionPlan],
         scratch: int,
         scratch_bytes: int,
         /,

@@ -148,6 +148,8 @@ class ScheduledSequence:
     # Most draft tokens to compute behind these: the row's blocks have slots for them. 0 unless the
     # sequence samples, and samples once.
     num_drafts: int = 0
+    # The same changes, (block_start, block_ids), of the tables of further kinds of layers.
+    more_blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,14 +207,16 @@ void check_layer(const Layer& layer, const AttentionPlan& plan, int64_t num_bloc
 
 AttentionPlan::AttentionPlan(std::vector<int64_t> query_starts, std::vector<int64_t> num_computed,
                              uintptr_t block_tables, int64_t width, uintptr_t slot_mapping,
-                             int64_t size)
+                             int64_t size, int64_t number)
     : starts(std::move(query_starts)),
       computed(std::move(num_computed)),
       tables(reinterpret_cast<const int64_t*>(block_tables)),
       table_width(width),
       slots(reinterpret_cast<const int64_t*>(slot_mapping)),
-      block_size(size) {
+      block_size(size),
+      kind(number) {
   check(block_size >= 1, kOp, "block_size", "must be at least 1");
+  check(kind >= 0, kOp, "kind", "must not be negative");
   check(starts.size() == computed.size() + 1 && starts.front() == 0, kOp, "query_starts",
         "must be 0 and the end of each sequence");
   for (int64_t seq = 0; seq < num_seqs(); ++seq) {

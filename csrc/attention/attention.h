@@ -49,9 +49,12 @@ class AttentionPlan {
  public:
   // Sequence i owns rows query_starts[i]..query_starts[i + 1] of the step; num_computed[i] of its tokens
   // are in the cache. block_tables [num_seqs, table_width] and slots [num_tokens], where each token is
-  // written, are int64 and must outlive the plan.
+  // written, are int64 and must outlive the plan. Blocks that no query of the step sees, behind a window,
+  // are not read: any valid number may stand for them. kind: which of a step's plans it is, where layers
+  // have block tables of several kinds.
   AttentionPlan(std::vector<int64_t> query_starts, std::vector<int64_t> num_computed,
-                uintptr_t block_tables, int64_t table_width, uintptr_t slots, int64_t block_size);
+                uintptr_t block_tables, int64_t table_width, uintptr_t slots, int64_t block_size,
+                int64_t kind);
   ~AttentionPlan();
   AttentionPlan(const AttentionPlan&) = delete;
   AttentionPlan& operator=(const AttentionPlan&) = delete;
@@ -60,7 +63,7 @@ class AttentionPlan {
   const int64_t* tables;
   int64_t table_width;
   const int64_t* slots;
-  int64_t block_size;
+  int64_t block_size, kind;
   int64_t most_block = -1;  // the highest block number that is read or written
   // Units of work of layers seen so far; layers that agree share them.
   std::vector<std::unique_ptr<attention_detail::Work>> works;

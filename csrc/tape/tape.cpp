@@ -31,15 +31,16 @@ void Tape::stop() {
   if (recording == this) recording = nullptr;
 }
 
-int64_t Tape::replay(uintptr_t token_ids, uintptr_t positions, AttentionPlan& plan,
-                     uintptr_t scratch, int64_t scratch_bytes) const {
+int64_t Tape::replay(uintptr_t token_ids, uintptr_t positions,
+                     const std::vector<AttentionPlan*>& plans, uintptr_t scratch,
+                     int64_t scratch_bytes) const {
   const KernelTimer timer;
   const size_t bytes = static_cast<size_t>(count_) * sizeof(int64_t);
   if (bytes > 0) {
     std::memcpy(reinterpret_cast<void*>(token_ids_), reinterpret_cast<void*>(token_ids), bytes);
     std::memcpy(reinterpret_cast<void*>(positions_), reinterpret_cast<void*>(positions), bytes);
   }
-  const ReplayedStep step{&plan, scratch, scratch_bytes};
+  const ReplayedStep step{plans, scratch, scratch_bytes};
   for (const Call& call : calls_) {
     const int64_t needed = call(step);
     if (needed != 0) return needed;

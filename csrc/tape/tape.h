@@ -17,7 +17,7 @@ namespace pagemill {
 
 // What differs from step to step.
 struct ReplayedStep {
-  AttentionPlan* plan;
+  const std::vector<AttentionPlan*>& plans;  // by kind of layers
   uintptr_t scratch;
   int64_t scratch_bytes;
 };
@@ -38,7 +38,8 @@ class Tape {
   int64_t size() const { return static_cast<int64_t>(calls_.size()); }
   // Make all calls again for other token ids and positions. Returns 0, or, having made some of them, the
   // bytes of scratch memory that it takes: the caller starts over with as many.
-  int64_t replay(uintptr_t token_ids, uintptr_t positions, AttentionPlan& plan, uintptr_t scratch,
+  int64_t replay(uintptr_t token_ids, uintptr_t positions,
+                 const std::vector<AttentionPlan*>& plans, uintptr_t scratch,
                  int64_t scratch_bytes) const;
 
   // The tape that this thread's calls go to, or null.
@@ -89,12 +90,13 @@ auto recorded_attention(int64_t (*fn)(AttentionPlan&, Args...)) {
     const int64_t needed = fn(plan, args...);
     Tape* tape = needed == 0 ? Tape::current() : nullptr;
     if (tape == nullptr) return needed;
+    const std::size_t kind = static_cast<std::size_t>(plan.kind);
     tape->add([=](const ReplayedStep& step) {
       auto all = std::make_tuple(args...);
       constexpr std::size_t kCount = sizeof...(Args);
       std::get<kCount - 2>(all) = step.scratch;
       std::get<kCount - 1>(all) = step.scratch_bytes;
-      return std::apply([&](auto... each) { return fn(*step.plan, each...); }, all);
+      return std::apply([&](auto... each) { return fn(*step.plans.at(kind), each...); }, all);
     });
     return needed;
   };

@@ -45,6 +45,7 @@ class AttentionBatch:
         Tensor  # [num_tokens] int64: block * block_size + offset, where K and V are written
     )
     block_size: int
+    kind: int = 0  # of layers, where several have block tables of their own
 
     @property
     def num_seqs(self) -> int:
@@ -66,7 +67,11 @@ class AttentionBackend(Protocol):
         dtype: torch.dtype,
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
-        """Return the K and V pools of one layer in the backend's own layout; dim 0 is the block."""
+        """Return the K and V pools of one layer, each [num_blocks, num_kv_heads, block_size, width].
+
+        Contiguous, with nothing outside the blocks. `width` is what a head's token takes; what stands where
+        inside a block and head is the backend's own affair.
+        """
         ...  # fmt: skip
 
     def prepare(self, batch: AttentionBatch) -> Any:
@@ -115,14 +120,20 @@ class StepAttention:
         specs: Sequence[AttentionSpec],
         kv: Sequence[tuple[Tensor, Tensor]],
         batch: AttentionBatch,
+        more: Sequence[AttentionBatch] = (),
+        kinds: Sequence[int] | None = None,
     ) -> None:
+        """`more` are the batches of further kinds of layers, `kinds` [num_layers] says which has which."""
         self._backend = backend
         self._specs = specs
         self._kv = kv
+        self._kinds = kinds
         self.plan: Any = backend.prepare(batch)
+        self.plans: list[Any] = [self.plan, *[backend.prepare(other) for other in more]]
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         """Attend in one layer; shapes as `AttentionBackend.forward`."""
-        return self._backend.forward(self._specs[layer], q, k, v, self._kv[layer], self.plan, sinks)
+        plan = self.plan if self._kinds is None else self.plans[self._kinds[layer]]
+        return self._backend.forward(self._specs[layer], q, k, v, self._kv[layer], plan, sinks)

@@ -42,6 +42,7 @@ class CPUPlan:
             tables.shape[1],
             slots.data_ptr(),
             batch.block_size,
+            batch.kind,
         )
 
 

@@ -44,6 +44,7 @@ class ModelInput:
     # Their last tokens in the flat batch; of one with drafts its last known token and the drafts.
     sample_rows: Tensor  # [num_sampled + all drafts] int64
     prompt: PromptRows | None  # None: nobody is owed prompt logprobs
+    more_attention: tuple[AttentionBatch, ...] = ()  # of further kinds of layers
 
     @property
     def samples_every_token(self) -> bool:
@@ -57,10 +58,12 @@ def build_model_input(
     block_size: int,
     device: torch.device,
     num_drafted: NDArray[np.int64] | None = None,
+    more_sizes: Sequence[int] = (),
 ) -> ModelInput:
     """Return the flat batch of one step; the table must know all its tokens and blocks.
 
-    `num_drafted` [num_seqs] says how many drafts the table has behind each sequence's known tokens.
+    `num_drafted` [num_seqs] says how many drafts the table has behind each sequence's known tokens;
+    `more_sizes` are the tokens a block of further kinds of layers.
     """
     rows = table.rows(scheduled)
     count = len(scheduled)
@@ -79,32 +82,40 @@ def build_model_input(
     positions = np.arange(starts[-1]) - starts[owner] + computed[owner]
     token_rows = rows[owner]
     token_ids = table.token_ids[token_rows, positions].astype(np.int64)
-    slots = table.block_tables[token_rows, positions // block_size] * block_size
-    slots += positions % block_size
 
-    num_blocks = -(-ends // block_size)
-    width = int(num_blocks.max(initial=0))
-    blocks = table.block_tables[rows, :width]
-    blocks[np.arange(width) >= num_blocks[:, None]] = 0  # what a longer owner left there
+    def attention(tables: NDArray[np.int64], block_size: int, kind: int) -> AttentionBatch:
+        """Return what the layers of one kind need."""
+        slots = tables[token_rows, positions // block_size] * block_size
+        slots += positions % block_size
+        num_blocks = -(-ends // block_size)
+        width = int(num_blocks.max(initial=0))
+        blocks = tables[rows, :width]
+        blocks[np.arange(width) >= num_blocks[:, None]] = 0  # what a longer owner left there
+        return AttentionBatch(
+            query_starts=tuple(starts.tolist()),
+            num_computed=tuple(computed.tolist()),
+            block_tables=torch.from_numpy(blocks).to(device),
+            slot_mapping=torch.from_numpy(slots).to(device),
+            block_size=block_size,
+            kind=kind,
+        )
 
     samples = np.fromiter((s.num_samples for s in scheduled), np.int64, count)
     sampled = np.flatnonzero(samples)
     return ModelInput(
         token_ids=torch.from_numpy(token_ids).to(device),
         positions=torch.from_numpy(positions).to(device),
-        attention=AttentionBatch(
-            query_starts=tuple(starts.tolist()),
-            num_computed=tuple(computed.tolist()),
-            block_tables=torch.from_numpy(blocks).to(device),
-            slot_mapping=torch.from_numpy(slots).to(device),
-            block_size=block_size,
-        ),
+        attention=attention(table.block_tables, block_size, 0),
         rows=rows,
         sampled=sampled,
         sample_rows=torch.from_numpy(_sample_rows(starts[1:][sampled], num_drafted, sampled)).to(
             device
         ),
         prompt=_prompt_rows(table, scheduled, rows, starts, device),
+        more_attention=tuple(
+            attention(tables, size, kind + 1)
+            for kind, (tables, size) in enumerate(zip(table.more_tables, more_sizes, strict=True))
+        ),
     )
 
 

@@ -28,12 +28,20 @@ class RequestTable:
 
     token_ids     [rows, tokens] int32   prompt, then output; in a step with drafts those behind
     block_tables  [rows, blocks] int64   block ids by block position
+    more_tables   the same for further kinds of layers, one array each
     num_tokens    [rows] int64           known tokens of a row
+
+    Where blocks of several kinds share a pool, `strides` says for each kind as how many blocks one counts there:
+    tables hold block id * stride, which is what its layers' views of the pool are indexed by (see `kv_store`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, strides: Sequence[int] = (1,)) -> None:
+        self._strides = tuple(strides)
         self.token_ids: NDArray[np.int32] = np.zeros((_FIRST_ROWS, _FIRST_TOKENS), np.int32)
         self.block_tables: NDArray[np.int64] = np.zeros((_FIRST_ROWS, _FIRST_BLOCKS), np.int64)
+        self.more_tables: list[NDArray[np.int64]] = [
+            np.zeros((_FIRST_ROWS, _FIRST_BLOCKS), np.int64) for _ in strides[1:]
+        ]
         self.num_tokens: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
         self._num_prompt_tokens = [0] * _FIRST_ROWS
         self._sample_index = [0] * _FIRST_ROWS
@@ -80,6 +88,20 @@ class RequestTable:
                 self._reserve_blocks(end)
                 row = self._row_of[part.seq_id]
                 self.block_tables[row, part.block_start : end] = part.block_ids
+                if self._strides[0] != 1:
+                    self.block_tables[row, part.block_start : end] *= self._strides[0]
+            if part.more_blocks:
+                self._set_more(part)
+
+    def _set_more(self, part: ScheduledSequence) -> None:
+        row = self._row_of[part.seq_id]
+        for kind, (start, block_ids) in enumerate(part.more_blocks):
+            if block_ids:
+                end = start + len(block_ids)
+                if end > self.more_tables[kind].shape[1]:
+                    self.more_tables[kind] = _widen(self.more_tables[kind], end)
+                blocks = np.array(block_ids, np.int64) * self._strides[kind + 1]
+                self.more_tables[kind][row, start:end] = blocks
 
     def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Add sampled tokens to a row."""
@@ -128,6 +150,7 @@ class RequestTable:
         old = len(self._specs)
         self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
+        self.more_tables = [np.concatenate([t, np.zeros_like(t)]) for t in self.more_tables]
         self.num_tokens = np.concatenate([self.num_tokens, np.zeros_like(self.num_tokens)])
         self._num_prompt_tokens += [0] * old
         self._sample_index += [0] * old

@@ -10,6 +10,10 @@ in the same step too, since every layer writes a step's keys and values before i
 What a swapped sequence held, and what was evicted, may be in the host tier: it comes back into blocks of the
 device pool, as part of the prefix that a sequence begins with.
 
+Layers of several kinds (`cache_layout`) have a table each, over one pool. The table of a window's layers has holes
+in front, where the next token does not look any more: those blocks are let go when a step's result is
+known (`slide`). How many are holes is a function of the number of computed tokens, for every sequence at any time.
+
 Owned by the scheduler. The planner reads it through `BlockView` and counts what a step would cost;
 `extend` then commits and cannot run out, because a commit never costs more than its plan.
 """
@@ -18,13 +22,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain, repeat
 
+from pagemill.cache_layout import CacheLayout, plain_layout
 from pagemill.core.block_pool import BlockPool
 from pagemill.core.host_tier import HostTier, SwappedTable
 from pagemill.core.prefix_cache import HostSlot, PrefixHits, extend_names
 from pagemill.core.sequence import Sequence
 from pagemill.messages import BlockMoves, LostMoves
 from pagemill.step_dataclass import step_dataclass
+
+
+HOLE = -1  # in a table: the block was let go, and nobody looks there any more
 
 
 @step_dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class TableChange:
     start: int
     block_ids: tuple[int, ...]
     copies: tuple[tuple[int, int], ...]  # (from, to)
+    more: tuple[TableChange, ...] = ()  # in the tables of further kinds of layers
 
 
 class BlockManager:
@@ -46,12 +56,23 @@ class BlockManager:
         *,
         caches_prefixes: bool = False,
         tier: HostTier | None = None,
+        layout: CacheLayout | None = None,
     ) -> None:
-        self.block_size = block_size
+        """`layout` None: all layers share one table of blocks of `block_size` tokens."""
+        self.layout = layout or plain_layout(block_size)
+        self.block_size = self.layout.kinds[0].block_tokens
         self._caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
         self._tier = tier
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, list[int]] = {}  # of the first kind
+        # Of the others: (kind, its tables). Empty for most models.
+        self._more = [(kind, dict[int, list[int]]()) for kind in self.layout.kinds[1:]]
+        # Kinds with windows and their tables, in which blocks are let go.
+        self._sliding = [
+            (kind, tables)
+            for kind, tables in [(self.layout.kinds[0], self._tables), *self._more]
+            if kind.window is not None
+        ]
         self._copies: list[tuple[int, int]] = []  # of the step that is being committed
         self._sealed: dict[int, None] = {}  # by that step, or by the one in flight
         self._unsaved: dict[int, None] = {}  # sealed before, and to be kept in a tier that lasts
@@ -76,6 +97,24 @@ class BlockManager:
     def table(self, seq_id: int) -> list[int]:
         """Return the blocks of a sequence, to be read only; empty when it holds none."""
         return self._tables.get(seq_id, [])
+
+    def tables(self, seq_id: int) -> list[list[int]]:
+        """Return the blocks of a sequence for each kind of layers, to be read only."""
+        first = self._tables.get(seq_id, [])
+        if not self._more:
+            return [first]
+        return [first, *[tables.get(seq_id, []) for _, tables in self._more]]
+
+    def holds_any(self, seq_id: int, blocks: frozenset[int]) -> bool:
+        """Return whether a sequence holds one of these blocks."""
+        return any(not blocks.isdisjoint(table) for table in self.tables(seq_id))
+
+    def num_host_tokens(self, hits: PrefixHits) -> int:
+        """Return how many tokens of a found prefix the host tier has, of the kind that needs most."""
+        if not hits.num_host:
+            return 0
+        leading = hits.blocks[: self.layout.kinds[0].num_held(hits.num_tokens)]
+        return sum(isinstance(block, HostSlot) for block in leading) * self.block_size
 
     def holders(self) -> Iterable[int]:
         """Return the ids of the sequences that hold blocks."""
@@ -113,6 +152,13 @@ class BlockManager:
         num_full = sequence.num_tokens // self.block_size
         if self._caches_prefixes and num_full > len(sequence.block_names):
             extend_names(sequence, self.block_size, num_full)
+        if self._caches_prefixes and self._more:
+            if not sequence.more_names:
+                sequence.more_names = [[] for _ in self._more]
+            for number, (kind, _) in enumerate(self._more):
+                extend_names(
+                    sequence, kind.block_tokens, sequence.num_tokens // kind.block_tokens, number
+                )
 
     def claim(self, hits: PrefixHits) -> None:
         """Hold what a plan found. Of a step all is claimed before any block or slot is taken."""
@@ -126,24 +172,32 @@ class BlockManager:
     def begin(self, sequence: Sequence, hits: PrefixHits) -> None:
         """Begin a table with a found prefix; its blocks are claimed, or sealed in this step."""
         assert sequence.seq_id not in self._tables, "a prefix begins a table"
-        names = sequence.block_names
-        table: list[int] = []
-        for index, block in enumerate(hits.blocks):
-            name = (
-                names[index] if (index + 1) * self.block_size <= hits.num_tokens and names else None
-            )
-            if isinstance(block, HostSlot):
-                table.append(self._bring_back(block.slot, name))
-                continue
-            if block is None:
-                assert name is not None
-                block = self._pool.find(name)
-                assert block is not None, "the plan promised that the step seals this block"
-                self._pool.claim(block)
-            table.append(block)
-        self._tables[sequence.seq_id] = table
+        found = iter(hits.blocks)
+        kinds = zip(
+            [(self.layout.kinds[0], self._tables), *self._more], _names(sequence), strict=False
+        )
+        for (kind, tables), names in kinds:
+            first, stop = kind.first_block(hits.num_tokens), kind.blocks_of(hits.num_tokens)
+            table = [HOLE] * first
+            for index in range(first, stop):
+                is_full = (index + 1) * kind.block_tokens <= hits.num_tokens
+                name = names[index] if is_full and names else None
+                table.append(self._held(next(found), name))
+            tables[sequence.seq_id] = table
+        assert next(found, None) is None, "more blocks than the prefix has"
         if self._tier is not None:
             self._tier.drop(sequence.seq_id, after_step=True)
+
+    def _held(self, found: int | HostSlot | None, name: bytes | None) -> int:
+        """Return the block of one that a plan found, held by the table that begins with it."""
+        if isinstance(found, HostSlot):
+            return self._bring_back(found.slot, name)
+        if found is None:
+            assert name is not None
+            found = self._pool.find(name)
+            assert found is not None, "the plan promised that the step seals this block"
+            self._pool.claim(found)
+        return found
 
     def _bring_back(self, slot: int, name: bytes | None) -> int:
         assert self._tier is not None
@@ -166,6 +220,11 @@ class BlockManager:
 
     def seal(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
         """Let the blocks be found that positions [num_computed, num_tokens) fill up."""
+        if self._more:
+            for (kind, tables), names in zip(self._more, sequence.more_names, strict=False):
+                size, table = kind.block_tokens, tables[sequence.seq_id]
+                for index in range(num_computed // size, min(num_tokens // size, len(names))):
+                    self._seal(table[index], names[index])
         if num_computed // self.block_size == num_tokens // self.block_size:
             return
         table, names = self._tables[sequence.seq_id], sequence.block_names
@@ -187,11 +246,26 @@ class BlockManager:
         matter. The other holder may write into the source in the same step: copies are done before.
         """
         table = self._tables.setdefault(seq_id, [])
+        if not self._more:
+            size = self.block_size
+            last = len(table) - 1
+            if num_computed // size == last == (num_tokens - 1) // size:  # nearly every decode
+                if self._pool.ref_count(table[last]) == 1:
+                    return TableChange(last + 1, (), ())
+            return self._extend(table, size, num_computed, num_tokens)
+        change = self._extend(table, self.block_size, num_computed, num_tokens)
+        more = [
+            self._extend(tables.setdefault(seq_id, []), kind.block_tokens, num_computed, num_tokens)
+            for kind, tables in self._more
+        ]
+        return TableChange(change.start, change.block_ids, change.copies, tuple(more))
+
+    def _extend(
+        self, table: list[int], block_tokens: int, num_computed: int, num_tokens: int
+    ) -> TableChange:
         num_held = len(table)
-        num_needed = -(-num_tokens // self.block_size)
-        first = num_computed // self.block_size
-        if first == num_needed - 1 == num_held - 1 and self._pool.ref_count(table[first]) == 1:
-            return TableChange(num_held, (), ())  # nearly every decode
+        num_needed = -(-num_tokens // block_tokens)
+        first = num_computed // block_tokens
         start = num_held
         copies = []
         for index in range(first, min(num_held, num_needed)):
@@ -199,7 +273,7 @@ class BlockManager:
             if self._pool.ref_count(shared) == 1:
                 continue
             own = self._take()
-            if index * self.block_size < num_computed:  # else it holds nothing yet
+            if index * block_tokens < num_computed:  # else it holds nothing yet
                 copies.append((shared, own))
             self._pool.release(shared)
             table[index] = own
@@ -211,27 +285,53 @@ class BlockManager:
 
     def trim(self, seq_id: int, num_tokens: int) -> None:
         """Let go of the blocks behind position `num_tokens`: their drafts came to nothing."""
-        table = self._tables[seq_id]
-        for _ in range(len(table) - -(-num_tokens // self.block_size)):
-            self._pool.release(table.pop())
+        for kind, table in zip(self.layout.kinds, self.tables(seq_id), strict=True):
+            for _ in range(len(table) - kind.blocks_of(num_tokens)):
+                self._pool.release(table.pop())
+
+    def slide(self, sequence: Sequence, before: int) -> None:
+        """Let go of what fell out of every window when `before` computed tokens became as many as now are.
+
+        To be called with tokens that stand: what is computed behind drafts may be taken back.
+        """
+        for kind, tables in self._sliding:
+            first, stop = kind.first_block(before), kind.first_block(sequence.num_computed)
+            if first == stop:
+                continue
+            table = tables[sequence.seq_id]
+            for index in range(first, stop):
+                self._pool.release(table[index])
+                table[index] = HOLE
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """Give a new sequence the blocks of another, shared."""
         assert child_id not in self._tables, f"sequence {child_id} holds blocks already"
-        table = list(self._tables[parent_id])
-        for block in table:
-            self._pool.share(block)
-        self._tables[child_id] = table
+        for tables in (self._tables, *(tables for _, tables in self._more)):
+            table = list(tables[parent_id])
+            for block in table:
+                if block != HOLE:
+                    self._pool.share(block)
+            tables[child_id] = table
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Move what a sequence computed to the host tier, if that pays and fits; its blocks are let go.
 
         Blocks that others hold too stay where they are for them.
         """
-        table = self._tables.get(sequence.seq_id, [])
-        if self._tier is None or not self._tier.swap_out(
-            sequence.seq_id, table, sequence.block_names, sequence.num_computed
-        ):
+        num_tokens = sequence.num_computed
+        if self._tier is None or num_tokens == 0:
+            return False
+        blocks: list[int] = []
+        names: list[bytes | None] = []
+        kinds = zip(
+            self.layout.kinds, self.tables(sequence.seq_id), _names(sequence), strict=False
+        )
+        for kind, table, known in kinds:
+            first, stop = kind.first_block(num_tokens), kind.blocks_of(num_tokens)
+            blocks += table[first:stop]
+            num_named = min(num_tokens // kind.block_tokens, len(known))
+            names += [known[i] if i < num_named else None for i in range(first, stop)]
+        if not self._tier.swap_out(sequence.seq_id, blocks, names, num_tokens):
             return False
         self._release(sequence.seq_id)
         return True
@@ -285,7 +385,12 @@ class BlockManager:
     def _release(self, seq_id: int) -> None:
         # From the end: the next sequence then gets them from the first on, in order.
         for block in reversed(self._tables.pop(seq_id, [])):
-            self._pool.release(block)
+            if block != HOLE:
+                self._pool.release(block)
+        for _, tables in self._more:
+            for block in reversed(tables.pop(seq_id, [])):
+                if block != HOLE:
+                    self._pool.release(block)
 
     def check(self) -> None:
         """Assert the pools' invariants, and that each ref count is the number of holding tables."""
@@ -293,11 +398,33 @@ class BlockManager:
         if self._tier is not None:
             self._tier.check()
             assert not self._tables.keys() & set(self._tier.swapped()), "swapped out and here"
-        held = Counter(block for table in self._tables.values() for block in table)
+            for seq_id in self._tier.swapped():
+                swapped = self._tier.table(seq_id)
+                assert swapped is not None
+                num_slots = sum(kind.num_held(swapped.num_tokens) for kind in self.layout.kinds)
+                assert len(swapped.slots) == num_slots, f"sequence {seq_id} has slots too many"
+        whole = {seq_id: self._blocks_held(seq_id) for seq_id in self._tables}
+        held = Counter(block for blocks in whole.values() for block in blocks)
         for block in range(self.num_blocks):
             assert self._pool.ref_count(block) == held[block], (
                 f"block {block} has ref count {self._pool.ref_count(block)}, but {held[block]} "
                 "table entries hold it"
             )
-        for seq_id, table in self._tables.items():
-            assert len(set(table)) == len(table), f"sequence {seq_id} holds a block twice"
+        for seq_id, blocks in whole.items():
+            assert len(set(blocks)) == len(blocks), f"sequence {seq_id} holds a block twice"
+
+    def check_table(self, sequence: Sequence, end: int) -> None:
+        """Assert that a sequence holds, of each kind, all that is needed up to `end` and nothing before."""
+        for kind, table in zip(self.layout.kinds, self.tables(sequence.seq_id), strict=True):
+            assert len(table) >= kind.blocks_of(end), "computed tokens without a block"
+            num_holes = min(len(table), kind.first_block(sequence.num_computed))
+            assert table[:num_holes] == [HOLE] * num_holes, "a block that nobody reads is held"
+            assert HOLE not in table[num_holes:], "a block that will be read was let go"
+
+    def _blocks_held(self, seq_id: int) -> list[int]:
+        return [block for table in self.tables(seq_id) for block in table if block != HOLE]
+
+
+def _names(sequence: Sequence) -> Iterable[list[bytes]]:
+    """Return the names of a sequence's blocks, kind after kind; without names, as many empty lists as asked."""
+    return chain([sequence.block_names], sequence.more_names, repeat([]))

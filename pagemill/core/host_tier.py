@@ -31,7 +31,10 @@ PREEMPTION_MODES = ("auto", "swap", "recompute")
 
 @dataclass(frozen=True, slots=True)
 class SwappedTable:
-    """What a swapped sequence has in the tier: positions [0, num_tokens), slot by slot."""
+    """What a swapped sequence has in the tier: all that it needs to go on after position num_tokens.
+
+    Slot by slot, one kind of layers behind the other, of a window's what it still sees.
+    """
 
     slots: tuple[int, ...]
     num_tokens: int
@@ -40,10 +43,12 @@ class SwappedTable:
 class HostTier:
     """The slots of one tier. `mode` is one of PREEMPTION_MODES."""
 
-    def __init__(self, plan: HostTierPlan, block_size: int, *, mode: str = "auto") -> None:
+    def __init__(
+        self, plan: HostTierPlan, block_size: int, *, mode: str = "auto", num_blocks: float = 1.0
+    ) -> None:
+        """`num_blocks` is what `block_size` tokens take, where several kinds of layers have tables."""
         assert mode in PREEMPTION_MODES
         self._costs = plan.costs
-        self._block_size = block_size
         self._mode = mode
         self.saves = plan.lasts  # prefixes are to be kept here as soon as they are computed
         self._pool = BlockPool(plan.num_slots, plan.kept)
@@ -57,7 +62,8 @@ class HostTier:
         self._forgets = False
         # Coming back must pay, and being written out at all: a prefix is written once and may come often.
         self._keeps_prefixes = self._is_open and (
-            mode == "swap" or plan.costs.swap_in_s < plan.costs.recompute_s(0, block_size)
+            mode == "swap"
+            or plan.costs.swap_in_s * num_blocks < plan.costs.recompute_s(0, block_size)
         )
 
     # ------------------------------------------------------------ read
@@ -92,19 +98,18 @@ class HostTier:
         self._given_back.append(slot)
 
     def swap_out(
-        self, seq_id: int, blocks: Sequence[int], names: Sequence[bytes], num_tokens: int
+        self, seq_id: int, blocks: Sequence[int], names: Sequence[bytes | None], num_tokens: int
     ) -> bool:
-        """Move positions [0, num_tokens) of a sequence here, if that pays and there is room.
+        """Move the blocks of a sequence with so many computed tokens here, if that pays and there is room.
 
-        Full blocks that are here already, under their names, are shared and not written again.
+        Full blocks, which have names, are shared and not written again if they are here already; behind the
+        end of `names` none has one.
         """
         assert seq_id not in self._tables, f"sequence {seq_id} is swapped out already"
         if not self._is_open or self._mode == "recompute" or num_tokens == 0:
             return False
-        blocks = blocks[: -(-num_tokens // self._block_size)]
-        named = names[: num_tokens // self._block_size]
-        slots = [self._pool.find(name) for name in named]
-        slots += [None] * (len(blocks) - len(slots))
+        names = [*names, *[None] * (len(blocks) - len(names))]
+        slots = [None if name is None else self._pool.find(name) for name in names]
         num_new = slots.count(None)
         if self._mode == "auto" and not self._swap_pays(num_new, len(blocks), num_tokens):
             return False
@@ -117,10 +122,8 @@ class HostTier:
                     self._pool.release(slot)
             return False
         table = []
-        for index, (block, slot) in enumerate(zip(blocks, slots, strict=True)):
-            if slot is None:
-                slot = self._write(block, named[index] if index < len(named) else None)
-            table.append(slot)
+        for block, name, slot in zip(blocks, names, slots, strict=True):
+            table.append(self._write(block, name) if slot is None else slot)
         self._tables[seq_id] = SwappedTable(tuple(table), num_tokens)
         return True
 
@@ -203,8 +206,6 @@ class HostTier:
         for slot in set(held):
             assert self._pool.ref_count(slot) == held.count(slot), f"slot {slot} is miscounted"
         assert self._pool.num_used == len(set(held)), "a slot is held by nobody"
-        for seq_id, table in self._tables.items():
-            assert len(table.slots) == -(-table.num_tokens // self._block_size), seq_id
 
     # ------------------------------------------------------------ small parts
 

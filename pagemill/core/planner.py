@@ -18,8 +18,8 @@ Prompts side by side: one that does not end in this step takes half of what is l
 in this step, or is less than half as long as what the longest still has to do: a short request never
 waits for the whole of a long prompt, and two long ones do not slow each other down.
 
-Blocks: a waiting sequence is admitted when the blocks for all its known tokens are free, though its first
-chunk may need fewer: one that would run out of blocks halfway through its prompt is not begun. What
+Blocks: a waiting sequence is admitted when the blocks for all its known tokens are free (of layers with a
+window, for the most that it needs at once), though its first chunk may need fewer: one that would run out of blocks halfway through its prompt is not begun. What
 unfinished prompts still need is set aside. One that does not fit is passed over by smaller ones behind it;
 after a step in which `MOST_PASSES` were reached nobody passes it any more, so it is not starved.
 
@@ -40,10 +40,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagemill.core.host_tier import SwappedTable
+from pagemill.core.block_draft import BlockDraft, BlockView
 from pagemill.core.policies.base import VictimOrder
 from pagemill.core.preemption import VictimQueue
-from pagemill.core.prefix_cache import NO_HITS, HostSlot, PrefixHits
+from pagemill.core.prefix_cache import NO_HITS, PrefixHits
 from pagemill.core.sequence import Sequence
 from pagemill.step_dataclass import step_dataclass
 
@@ -53,37 +53,6 @@ class DraftChooser(Protocol):
 
     def choose(self, decodes: list[Sequence], num_free: int) -> list[int]:
         """Return the most drafts of each; `num_free` tokens are left of the budget."""
-        ...
-
-
-class BlockView(Protocol):
-    """What the planner reads of the block manager."""
-
-    block_size: int
-
-    @property
-    def num_free(self) -> int:
-        """Return how many blocks the step may take."""
-        ...
-
-    def table(self, seq_id: int) -> list[int]:
-        """Return the blocks of a sequence, to be read only."""
-        ...
-
-    def ref_count(self, block: int) -> int:
-        """Return how many tables hold the block."""
-        ...
-
-    def find(self, name: bytes) -> int | None:
-        """Return the block with these contents, or None."""
-        ...
-
-    def find_slot(self, name: bytes) -> int | None:
-        """Return the slot of the host tier with these contents, if bringing them back pays."""
-        ...
-
-    def swapped(self, seq_id: int) -> SwappedTable | None:
-        """Return what a swapped sequence has in the host tier."""
         ...
 
 
@@ -137,168 +106,6 @@ def plan_step(view: PlanView, limits: StepLimits, policy: VictimOrder) -> StepPl
     return _Draft(view, limits, policy).plan()
 
 
-class _BlockDraft:
-    """The pool as it would be after what is planned so far: counts, laid over the real tables."""
-
-    def __init__(self, view: BlockView) -> None:
-        self.free = view.num_free
-        self._view = view
-        self._size = view.block_size
-        self._refs: dict[int, int] = {}  # planned ref counts, where they differ
-        self._charged: dict[int, tuple[int, list[int]]] = {}  # seq_id -> (new blocks, left blocks)
-        self._held: dict[int, int] = {}  # seq_id -> blocks after what is planned, where they differ
-        self._sealed: set[bytes] = set()  # by the shares planned so far
-
-    def blocks_of(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
-        return -(-num_tokens // self._size)
-
-    def take_slot(self, sequence: Sequence) -> bool:
-        """Take the place of a sequence's one token left, if it costs nothing: a block of its own has it."""
-        table = self._view.table(sequence.seq_id)
-        index = sequence.num_computed // self._size
-        if index >= len(table) or self._ref(table[index]) != 1:
-            return False
-        if sequence.num_tokens % self._size == 0:
-            self.seal(sequence, sequence.num_computed, sequence.num_tokens)
-        return True
-
-    def tokens_that_fit(self, sequence: Sequence, wanted: int) -> int:
-        """Return how many of the next `wanted` tokens the free blocks allow."""
-        table = self._view.table(sequence.seq_id)
-        room = self.free - len(self._shared(sequence, table))
-        if room < 0:
-            return 0
-        return min(wanted, (len(table) + room) * self._size - sequence.num_computed)
-
-    def more_that_fit(self, sequence: Sequence, end: int, wanted: int, set_aside: int = 0) -> int:
-        """Return how many of `wanted` tokens past a share that ends at `end` the free blocks allow.
-
-        `set_aside` of the free blocks are not for these.
-        """
-        room = max(0, self.free - set_aside)
-        return min(wanted, (self.held(sequence) + room) * self._size - end)
-
-    def held(self, sequence: Sequence) -> int:
-        """Return how many blocks the sequence has after what is planned."""
-        return self._held.get(sequence.seq_id, len(self._view.table(sequence.seq_id)))
-
-    def outstanding(self, sequence: Sequence) -> int:
-        """Return how many blocks the sequence's known tokens need beyond those it has by then."""
-        return max(0, self.blocks_of(sequence.num_tokens) - self.held(sequence))
-
-    def hits(self, sequence: Sequence) -> PrefixHits:
-        """Return the longest prefix that a sequence without blocks may begin with."""
-        if sequence.num_computed or self._view.table(sequence.seq_id):
-            return NO_HITS
-        swapped = self._view.swapped(sequence.seq_id)
-        if swapped is not None:
-            return self._way_back(sequence, swapped)
-        found: list[int | HostSlot | None] = []
-        for name in sequence.block_names[: sequence.most_cached // self._size]:
-            block: int | HostSlot | None = self._view.find(name)
-            if block is None and name not in self._sealed:
-                slot = self._view.find_slot(name)
-                if slot is None:
-                    break
-                block = HostSlot(slot)
-            found.append(block)
-        return PrefixHits(tuple(found), len(found) * self._size)
-
-    def _way_back(self, sequence: Sequence, swapped: SwappedTable) -> PrefixHits:
-        """Return what a swapped sequence held; what the device pool has besides is not copied."""
-        names = sequence.block_names[: swapped.num_tokens // self._size]
-        blocks: list[int | HostSlot | None] = []
-        for index, slot in enumerate(swapped.slots):
-            block: int | HostSlot | None = HostSlot(slot)
-            if index < len(names):
-                here = self._view.find(names[index])
-                if here is not None or names[index] in self._sealed:
-                    block = here
-            blocks.append(block)
-        return PrefixHits(tuple(blocks), swapped.num_tokens)
-
-    def cost_of_all(self, sequence: Sequence, hits: PrefixHits) -> int:
-        """Return how many blocks all known tokens need, those found that nobody holds included."""
-        table = self._view.table(sequence.seq_id)
-        num_missing = self.blocks_of(sequence.num_tokens) - len(table) - len(hits.blocks)
-        num_claimed = sum(isinstance(b, int) and self._ref(b) == 0 for b in hits.blocks)
-        num_taken = num_claimed + hits.num_host
-        return max(0, num_missing) + num_taken + len(self._shared(sequence, table))
-
-    def claim(self, sequence: Sequence, hits: PrefixHits) -> None:
-        """Hold what a sequence begins with; what is copied in can be found by later shares."""
-        self._sealed.update(sequence.block_names[: hits.num_tokens // self._size])
-        for block in hits.blocks:
-            if isinstance(block, int):
-                count = self._ref(block)
-                self.free -= count == 0
-                self._refs[block] = count + 1
-
-    def seal(self, sequence: Sequence, start: int, end: int) -> None:
-        """Let later shares find what positions [start, end) fill up."""
-        first, stop = start // self._size, end // self._size
-        if stop > first:
-            self._sealed.update(sequence.block_names[first:stop])
-
-    def charge(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = NO_HITS) -> None:
-        """Take the blocks that computing the next `num_tokens` tokens after `hits` needs."""
-        self.claim(sequence, hits)
-        table = self._view.table(sequence.seq_id)
-        shared = self._shared(sequence, table)
-        start = sequence.num_computed + hits.num_tokens
-        end = start + num_tokens
-        self.seal(sequence, start, end)
-        held = len(table) + len(hits.blocks)
-        num_new = max(0, self.blocks_of(end) - held)
-        self._held[sequence.seq_id] = held + num_new
-        num_new += len(shared) + hits.num_host
-        if num_new == 0:
-            return
-        for block in shared:
-            self._refs[block] = self._ref(block) - 1
-        self.free -= num_new
-        self._charged[sequence.seq_id] = (num_new, shared)
-
-    def charge_more(self, sequence: Sequence, start: int, end: int) -> None:
-        """Take what lengthening a share from `start` to `end` needs besides."""
-        self.seal(sequence, start, end)
-        num_new = max(0, self.blocks_of(end) - self.held(sequence))
-        self._held[sequence.seq_id] = self.held(sequence) + num_new
-        self.free -= num_new
-        before, shared = self._charged.get(sequence.seq_id, (0, []))
-        self._charged[sequence.seq_id] = (before + num_new, shared)
-
-    def release(self, sequence: Sequence) -> None:
-        """Give back what the sequence was charged and what it holds."""
-        self._held.pop(sequence.seq_id, None)
-        num_new, left = self._charged.pop(sequence.seq_id, (0, []))
-        self.free += num_new
-        for block in self._view.table(sequence.seq_id):
-            if block in left:
-                continue
-            self._refs[block] = self._ref(block) - 1
-            self.free += self._refs[block] == 0
-
-    def frees_any(self, sequence: Sequence) -> bool:
-        """Return whether releasing a waiting sequence frees a block at once.
-
-        Whoever shares a sequence's last block shares all before it, so the last one tells.
-        """
-        return self._ref(self._view.table(sequence.seq_id)[-1]) == 1
-
-    def _ref(self, block: int) -> int:
-        planned = self._refs.get(block) if self._refs else None
-        return self._view.ref_count(block) if planned is None else planned
-
-    def _shared(self, sequence: Sequence, table: list[int]) -> list[int]:
-        """Return the blocks that the next token goes into, or later ones, that others hold too."""
-        first = sequence.num_computed // self._size
-        if first >= len(table):
-            return []
-        return [block for block in table[first:] if self._ref(block) > 1]
-
-
 class _Draft:
     """A plan in the making."""
 
@@ -306,7 +113,7 @@ class _Draft:
         self._view = view
         self._policy = policy
         self._running = list(view.running)
-        self._blocks = _BlockDraft(view.blocks)
+        self._blocks = BlockDraft(view.blocks)
         self._tokens_left = limits.max_num_tokens
         self._seats_left = limits.max_num_seqs - len(self._running)
         self._planned: dict[int, PlannedSequence] = {}
@@ -386,7 +193,11 @@ class _Draft:
                 continue
             self._seats_left -= 1
             self._num_passed = len(self._unfit)
-            self._schedule(sequence, self._share(num_left), hits)
+            share = self._share(num_left)
+            if self._blocks.lets_go:  # the blocks for a chunk are there, not those for all of it
+                share = self._blocks.first_that_fit(sequence, hits, share, self._set_aside)
+                assert share > 0, "room was found for all of it"
+            self._schedule(sequence, share, hits)
             self._note_prompt(sequence)
 
     def _share(self, num_remaining: int) -> int:
@@ -396,18 +207,20 @@ class _Draft:
 
     def _note_prompt(self, sequence: Sequence) -> None:
         """Remember what a prompt still needs after the share that it has got, if any."""
-        num_left = sequence.num_tokens - self._end(sequence)
+        start, end = self._ends(sequence)
+        num_left = sequence.num_tokens - end
         if num_left:
             self._prompts.append(sequence)
             self._longest = max(self._longest, num_left)
-            self._set_aside += self._blocks.outstanding(sequence)
+            self._set_aside += self._blocks.outstanding(sequence, start, end)
 
-    def _end(self, sequence: Sequence) -> int:
-        """Return how many tokens of a sequence are computed after what is planned."""
+    def _ends(self, sequence: Sequence) -> tuple[int, int]:
+        """Return how many tokens of a sequence are computed before and after what is planned."""
         planned = self._planned.get(sequence.seq_id)
         if planned is None:
-            return sequence.num_computed
-        return sequence.num_computed + planned.hits.num_tokens + planned.num_tokens
+            return sequence.num_computed, sequence.num_computed
+        start = sequence.num_computed + planned.hits.num_tokens
+        return start, start + planned.num_tokens
 
     def _spend_rest(self) -> None:
         """Give the tokens that are left to the unfinished prompts, in order."""
@@ -415,7 +228,7 @@ class _Draft:
             planned = self._planned.get(sequence.seq_id)
             if self._tokens_left == 0 or planned is None:
                 continue
-            end = self._end(sequence)
+            _, end = self._ends(sequence)
             wanted = min(sequence.num_tokens - end, self._tokens_left)
             more = self._blocks.more_that_fit(sequence, end, wanted)
             if more > 0:

@@ -31,14 +31,15 @@ class PrefixHits:
     """What a sequence without blocks may begin with: its first blocks, in order.
 
     A block of the device pool, a slot of the host tier, or None for one that an earlier share of the step
-    fills. The last one is full, unless the sequence comes back from the host tier.
+    fills. The last one is full, unless the sequence comes back from the host tier. Of several kinds of
+    layers the blocks stand one kind behind the other, and of a window's those that position `num_tokens` sees.
     """
 
     blocks: tuple[int | HostSlot | None, ...] = ()
     num_tokens: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.blocks)
+        return self.num_tokens > 0  # a window of one token may need none of its blocks
 
     @property
     def num_host(self) -> int:
@@ -61,17 +62,20 @@ def root_name(extra_keys: Iterable[tuple[str, str]]) -> bytes:
     return digest.digest()
 
 
-def extend_names(sequence: Sequence, block_size: int, num_blocks: int) -> None:
+def extend_names(
+    sequence: Sequence, block_size: int, num_blocks: int, kind: int | None = None
+) -> None:
     """Name the sequence's first `num_blocks` blocks, which its known tokens fill.
 
-    What is named already stays: tokens are only ever appended.
+    What is named already stays: tokens are only ever appended. `kind` numbers further kinds of layers, whose
+    names are chains of their own: their blocks hold the same tokens and something else.
     """
-    names = sequence.block_names
+    names = sequence.block_names if kind is None else sequence.more_names[kind]
     start = len(names)
     if start >= num_blocks:
         return
     assert num_blocks * block_size <= sequence.num_tokens, "only full blocks have a name"
-    parent = names[-1] if names else root_name(sequence.group.request.cache_keys)
+    parent = names[-1] if names else _root(sequence, kind)
     tokens = array("q", sequence.tokens(start * block_size, num_blocks * block_size)).tobytes()
     width = 8 * block_size
     for at in range(0, len(tokens), width):
@@ -79,3 +83,8 @@ def extend_names(sequence: Sequence, block_size: int, num_blocks: int) -> None:
         digest.update(tokens[at : at + width])
         parent = digest.digest()
         names.append(parent)
+
+
+def _root(sequence: Sequence, kind: int | None) -> bytes:
+    keys = sequence.group.request.cache_keys
+    return root_name(keys if kind is None else (*keys, ("kind of layers", str(kind))))

@@ -81,8 +81,8 @@ class Roster:
             assert sequence.status is queued[sequence.seq_id], "status and queue differ"
             end = sequence.num_computed + sequence.num_scheduled
             assert 0 <= end <= sequence.num_tokens, "more tokens computed than known"
-            num_held = len(self.blocks.table(sequence.seq_id)) * block_size
-            assert num_held >= end, "computed tokens without a block"
+            if end or self.blocks.table(sequence.seq_id):
+                self.blocks.check_table(sequence, end)
             num_named = len(sequence.block_names)
             assert num_named in (0, sequence.num_tokens // block_size), "full blocks without a name"
         for group in self.groups.values():
@@ -140,7 +140,7 @@ class Roster:
         `scheduled` are the ids of the step that the moves belong to.
         """
         bad, hit = self.blocks.lose(lost)
-        void = {i for i in scheduled if not bad.isdisjoint(self.blocks.table(i))}
+        void = {i for i in scheduled if self.blocks.holds_any(i, bad)}
         for seq_id in (*hit, *void):
             self.blocks.free(seq_id)
             self._await_return(self.sequences[seq_id])

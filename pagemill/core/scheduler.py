@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pagemill.cache_layout import CacheLayout, plain_layout
 from pagemill.config import SchedulerConfig, SpeculativeConfig
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.deadlines import Deadlines
@@ -57,23 +58,32 @@ class Scheduler:
         caches_prefixes: bool = False,
         speculative: SpeculativeConfig | None = None,
         host_tier: HostTierPlan | None = None,
+        layout: CacheLayout | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        num_needed = -(-max_model_len // block_size)
+        """`layout` None: all layers share one table of blocks of `block_size` tokens."""
+        layout = layout or plain_layout(block_size)
+        num_needed = layout.blocks_of_request(max_model_len)
         if num_blocks < num_needed:
+            most = layout.most_tokens(num_blocks)
             raise CacheTooSmallError(
                 f"one request of max_model_len={max_model_len} tokens needs {num_needed} KV blocks of "
-                f"{block_size} tokens, but the cache has {num_blocks} ({num_blocks * block_size} "
-                f"tokens). Lower max_model_len to {num_blocks * block_size} or raise "
-                "kv_cache_memory_bytes or gpu_memory_utilization"
+                f"{layout.describe()}, but the cache has {num_blocks} ({most} tokens). Lower "
+                f"max_model_len to {most} or raise kv_cache_memory_bytes or gpu_memory_utilization"
             )
         self._max_model_len = max_model_len
         self._limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
         tier = None
         if host_tier is not None:
-            tier = HostTier(host_tier, block_size, mode=config.preemption_mode)
+            size = layout.kinds[0].block_tokens
+            tier = HostTier(
+                host_tier,
+                size,
+                mode=config.preemption_mode,
+                num_blocks=sum(size / kind.block_tokens for kind in layout.kinds),
+            )
         self._blocks = BlockManager(
-            num_blocks, block_size, caches_prefixes=caches_prefixes, tier=tier
+            num_blocks, block_size, caches_prefixes=caches_prefixes, tier=tier, layout=layout
         )
         setting = PolicySetting(self._blocks, config.tenant_weights)
         self._policy = WalledPolicy(POLICIES.load(config.policy)(setting))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagemill.core.block_manager import HOLE
 from pagemill.core.planner import PlannedSequence, StepPlan
 from pagemill.core.prefix_cache import NO_HITS
 from pagemill.core.roster import Roster
@@ -77,7 +78,6 @@ class StepCommit:
 
     def _claim_prefixes(self, plan: StepPlan) -> PrefixLookups:
         """Hold all that the plan found; return the tokens looked up and found, first admissions only."""
-        block_size = self._blocks.block_size
         num_queried = num_hits = num_host_hits = 0
         for planned in plan.scheduled:
             sequence = planned.sequence
@@ -87,7 +87,7 @@ class StepCommit:
                 sequence.num_cached_tokens = planned.hits.num_tokens
                 num_queried += sequence.num_tokens
                 num_hits += planned.hits.num_tokens
-                num_host_hits += planned.hits.num_host * block_size
+                num_host_hits += self._blocks.num_host_tokens(planned.hits)
         return PrefixLookups(num_queried, num_hits, num_host_hits)
 
     def _schedule(self, planned: PlannedSequence, new: list[NewSequence]) -> ScheduledSequence:
@@ -101,10 +101,12 @@ class StepCommit:
         change = self._blocks.extend(sequence.seq_id, num_computed, end + planned.num_drafts)
         self._blocks.seal(sequence, num_computed, end)
         start, block_ids = change.start, change.block_ids
+        more = tuple([(other.start, other.block_ids) for other in change.more])
         if not sequence.has_row:
             sequence.has_row = True
             new.append(sequence.as_new())
-            start, block_ids = 0, tuple(self._blocks.table(sequence.seq_id))
+            whole = [(0, _for_ranks(table)) for table in self._blocks.tables(sequence.seq_id)]
+            (start, block_ids), more = whole[0], tuple(whole[1:])
         sequence.num_scheduled = planned.num_tokens
         num_new = end - max(num_computed, sequence.num_served)
         if num_new > 0:
@@ -128,7 +130,15 @@ class StepCommit:
                 None if request.sampling.prompt_logprobs is None else _owed_from(sequence, end)
             ),
             num_drafts=planned.num_drafts,
+            more_blocks=more,
         )
+
+
+def _for_ranks(table: list[int]) -> tuple[int, ...]:
+    """Return a table for a new row; where nobody looks any more stands block 0."""
+    if not table or table[0] != HOLE:  # holes are in front
+        return tuple(table)
+    return tuple([0 if block == HOLE else block for block in table])
 
 
 def _owed_from(sequence: Sequence, end: int) -> int | None:

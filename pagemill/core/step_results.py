@@ -39,6 +39,7 @@ class StepResults:
         self._drafts = drafts
         self._max_model_len = max_model_len
         self._clock = clock
+        self._lets_go = roster.blocks.layout.lets_go
         self._beams = BeamResults(roster, max_model_len)
 
     def take(self, scheduled: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
@@ -63,6 +64,8 @@ class StepResults:
                 continue
             sequence.num_computed += sequence.num_scheduled
             sequence.num_scheduled = 0
+            if self._lets_go and not share.num_drafts:
+                self._roster.blocks.slide(sequence, share.num_computed)
             if share.prompt_logprobs_from is not None:
                 sequence.next_prompt_score = sequence.num_computed + 1
             try:
@@ -112,6 +115,8 @@ class StepResults:
         blocks = self._roster.blocks
         sequence.num_computed = min(sequence.num_computed + num_accepted, sequence.num_tokens)
         blocks.seal(sequence, share.num_computed, sequence.num_computed)
+        if self._lets_go:
+            blocks.slide(sequence, share.num_computed)
         blocks.trim(sequence.seq_id, sequence.num_tokens)
 
     def _append(

@@ -73,6 +73,7 @@ class EngineCore:
             caches_prefixes=config.cache.enable_prefix_caching,
             speculative=config.speculative,
             host_tier=plan.host_tier,
+            layout=plan.layout,
         )
         self._counts = counts
         self._ended: float | None = (

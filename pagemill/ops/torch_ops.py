@@ -416,6 +416,7 @@ def _attention(
         block_tables.shape[1],
         slots.data_ptr(),
         block_size,
+        0,
     )
     out = torch.empty(q.shape, dtype=q.dtype)
     scratch = torch.empty(0, dtype=torch.uint8)

@@ -6,6 +6,7 @@ and back, and two short shares of a prompt, one at its beginning and one far in.
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from pagemill.batch.block_mover import HostStore
@@ -110,8 +111,9 @@ def _measure_computing(
     config: EngineConfig, kv: KVStore, runner: ModelRunner
 ) -> tuple[float, float]:
     """Return what a token costs at a prompt's beginning, and what each token before it adds, in seconds."""
-    room = min(config.model.max_model_len, kv.num_blocks * kv.block_size)
+    room = min(config.model.max_model_len, kv.layout.most_tokens(kv.num_blocks))
     tokens = min(_PROBE_TOKENS, config.scheduler.max_num_batched_tokens, room)
+    tokens = min([tokens, *(kind.chunk for kind in kv.layout.kinds if kind.window is not None)])
     context = min(_PROBE_CONTEXT, room - tokens)
     first = _share_s(kv, runner, 0, tokens)
     if first < _QUICK_S:  # memory that is touched for the first time would count for much of it
@@ -125,9 +127,16 @@ def _measure_computing(
 
 def _share_s(kv: KVStore, runner: ModelRunner, start: int, count: int) -> float:
     """Return the seconds of computing positions [start, start + count) of one sequence."""
-    blocks = tuple(range(-(-(start + count) // kv.block_size)))
+    tables: list[tuple[int, ...]] = []
+    unused = itertools.count()
+    for kind in kv.layout.kinds:
+        first, stop = kind.first_block(start), kind.blocks_of(start + count)
+        tables.append((*[0] * first, *itertools.islice(unused, stop - first)))
     new = NewSequence(_PROBE_ID, "", (0,) * (start + count), start + count, 0, SamplingSpec())
-    share = ScheduledSequence(_PROBE_ID, start, count, 0, blocks, num_samples=0)
+    more = tuple((0, table) for table in tables[1:])
+    share = ScheduledSequence(
+        _PROBE_ID, start, count, 0, tables[0], num_samples=0, more_blocks=more
+    )
     began = time.perf_counter()
     runner.execute(SchedulerOutput(step_id=_PROBE_ID, scheduled=(share,), new_sequences=(new,)))
     took = time.perf_counter() - began

@@ -19,6 +19,7 @@ import torch
 
 from pagemill.attention import BACKENDS
 from pagemill.attention.cpu import CPUAttention
+from pagemill.cache_layout import CacheLayout, layout_of
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
 from pagemill.device.base import Device
@@ -55,12 +56,17 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
     free = usable - weights - peak
     if config.cache.kv_cache_memory_bytes is not None:
         free = config.cache.kv_cache_memory_bytes
-    block_size = config.cache.block_size
-    token_bytes = config.model.shape.kv_bytes_per_token(config.cache.dtype)
+    layout = layout_of(config)
+    shape = config.model.shape
+    token_bytes = shape.kv_bytes_per_token(config.cache.dtype)
     if draft is not None:
         token_bytes += draft.shape.kv_bytes_per_token(config.cache.dtype)
-    block_bytes = token_bytes * block_size
-    num_blocks = _num_blocks(config, free, block_bytes)
+    token_bytes = token_bytes * layout.block_layers(shape.num_layers) // shape.num_layers
+    block_bytes = token_bytes * config.cache.block_size
+    num_blocks = _num_blocks(config, layout, free, block_bytes)
+    longest = config.model.max_model_len
+    num_full_requests = layout.requests_that_fit(num_blocks, longest)
+    too_small = num_blocks < layout.blocks_of_request(longest)
     plan = MemoryPlan(
         available_bytes=available,
         usable_bytes=usable,
@@ -69,12 +75,16 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
         kv_cache_bytes=num_blocks * block_bytes,
         block_bytes=block_bytes,
         num_blocks=num_blocks,
-        num_tokens=num_blocks * block_size,
-        max_model_len=config.model.max_model_len,
-        num_full_requests=num_blocks / _blocks_of(config.model.max_model_len, block_size),
+        num_tokens=_tokens_that_fit(layout, num_blocks, longest, too_small),
+        max_model_len=longest,
+        num_full_requests=num_full_requests,
+        layout=layout,
+        num_tokens_without_windows=(
+            num_blocks * block_bytes // shape.kv_bytes_per_token(config.cache.dtype)
+        ),
     )
-    if num_blocks < _blocks_of(config.model.max_model_len, block_size):
-        raise CacheTooSmallError(_too_small(config, plan, max(0, free)))
+    if too_small:
+        raise CacheTooSmallError(_too_small(config, plan, layout, max(0, free)))
     return plan
 
 
@@ -108,10 +118,12 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, device: Device)
     tokens = config.scheduler.max_num_batched_tokens
     seqs = min(config.scheduler.max_num_seqs, tokens)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    longest, block_size = config.model.max_model_len, config.cache.block_size
+    longest = config.model.max_model_len
+    sizes = {kind.block_tokens for kind in layout_of(config).kinds}
     attention: int = max(
         backend.peak_bytes(spec, tokens, seqs, longest, dtype, block_size)
         for spec in set(model.attention_specs)
+        for block_size in sizes
     )
     forward = model.peak_bytes(tokens, 0) + attention
     recordings = _recording_bytes(model, device)
@@ -139,23 +151,32 @@ def _most_drafts(config: EngineConfig) -> int:
     return min(most, spec.max_drafts, scheduler.max_num_batched_tokens - 1)
 
 
-def _num_blocks(config: EngineConfig, free: int, block_bytes: int) -> int:
+def _num_blocks(
+    config: EngineConfig, layout: CacheLayout, free: int, block_bytes: int
+) -> int:
     """Return the blocks of the pool: no more than max_num_seqs full-length requests can fill."""
     if config.cache.num_blocks is not None:
         return config.cache.num_blocks
     num_blocks = max(0, free) // block_bytes
     if config.cache.kv_cache_memory_bytes is not None:
         return num_blocks
-    one = _blocks_of(config.model.max_model_len, config.cache.block_size)
+    one = layout.blocks_of_request(config.model.max_model_len)
     return min(num_blocks, config.scheduler.max_num_seqs * one)
 
 
-def _blocks_of(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
+def _tokens_that_fit(
+    layout: CacheLayout, num_blocks: int, max_model_len: int, too_small: bool
+) -> int:
+    """Return the tokens of requests of full length that fit, or of the longest that would."""
+    if not layout.lets_go:
+        return num_blocks * layout.kinds[0].block_tokens
+    if too_small:
+        return layout.most_tokens(num_blocks)
+    return int(layout.requests_that_fit(num_blocks, max_model_len) * max_model_len)
 
 
-def _too_small(config: EngineConfig, plan: MemoryPlan, free: int) -> str:
-    need = _blocks_of(plan.max_model_len, config.cache.block_size) * plan.block_bytes
+def _too_small(config: EngineConfig, plan: MemoryPlan, layout: CacheLayout, free: int) -> str:
+    need = layout.blocks_of_request(plan.max_model_len) * plan.block_bytes
     text = (
         f"One request of max_model_len = {plan.max_model_len} tokens needs {_size(need)} of KV cache "
         f"but {_size(free)} is free"

@@ -66,9 +66,11 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._max_logit_rows = max_logit_rows
-        self._table = RequestTable()
+        self._table = RequestTable(kv.strides)
         self._drafter = None if proposer is None else Drafter(proposer, self._table)
-        self._inputs = InputBuilder(self._table, kv.block_size, device.torch_device)
+        self._inputs = InputBuilder(
+            self._table, kv.block_size, device.torch_device, kv.more_sizes
+        )
 
     def swap_to(self, host: HostStore) -> None:
         """Move blocks out to a host tier from now on."""
@@ -95,7 +97,12 @@ class ModelRunner:
         drafted = time.perf_counter()
         batch = self._inputs.build(step.scheduled, drafts.counts)
         attend = StepAttention(
-            self._backend, self._attention_specs, self._kv.layers, batch.attention
+            self._backend,
+            self._attention_specs,
+            self._kv.layers,
+            batch.attention,
+            batch.more_attention,
+            self._kv.layer_kinds,
         )
         prepared = time.perf_counter()
         hidden, logits = self._compute(batch, attend)

@@ -153,11 +153,12 @@ class _Recording:
         """Return the result of a step of as many tokens."""
         assert token_ids.dtype == positions.dtype == torch.int64
         assert token_ids.is_contiguous() and positions.is_contiguous()
-        plan: CPUPlan = attend.plan
+        plans: list[CPUPlan] = attend.plans
+        natives = [plan.native for plan in plans]
         while True:
             scratch = self._backend.scratch
             needed = self._tape.replay(
-                token_ids.data_ptr(), positions.data_ptr(), plan.native, scratch.data_ptr(),
+                token_ids.data_ptr(), positions.data_ptr(), natives, scratch.data_ptr(),
                 scratch.numel(),
             )  # fmt: skip
             if not needed:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pagemill import native
+from pagemill.cache_layout import layout_of
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
 from pagemill.version import __version__
@@ -38,7 +39,7 @@ def tier_identity(config: EngineConfig) -> dict[str, str | int | None]:
         "quantization": model.quantization,
         "kernel family": "plain torch" if extension is None else str(extension.active_isa()),
         "cache dtype": cache.dtype,
-        "cache layout": f"{device.attention_backend}, {cache.block_size} tokens a block",
+        "cache layout": f"{device.attention_backend}, {layout_of(config).describe()}",
         "adapter": None,  # the base model's blocks; an adapter's have names of their own
     }
 

@@ -66,6 +66,7 @@ class Worker:
                 block_size=config.cache.block_size,
                 dtype=getattr(torch, config.cache.dtype),
                 device=device.torch_device,
+                layout=self._plan.layout,
             )
         sampler = Sampler(
             dtype=config.model.dtype,
@@ -88,7 +89,7 @@ class Worker:
             plan, store = tier
             self._plan = dataclasses.replace(self._plan, host_tier=plan)
             self._runner.swap_to(store)
-            for line in plan.lines(config.cache.block_size):
+            for line in plan.lines(self.kv.block_size):
                 logger.info(line)
 
     def _proposer(

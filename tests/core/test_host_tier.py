@@ -6,10 +6,13 @@ import dataclasses
 
 import pytest
 
+from pagemill.core.block_manager import BlockManager
 from pagemill.core.host_tier import HostTier, SwappedTable
+from pagemill.core.policies.fcfs import FirstComeFirstServed
+from pagemill.core.roster import Roster
 from pagemill.host_tier_plan import HostTierPlan, MoveCosts
 from pagemill.messages import SwapIn, SwapOut
-from tests.core.fake_ranks import make_request, tier_plan
+from tests.core.fake_ranks import NO_PREFIXES, make_request, tier_plan
 from tests.core.test_simulation import Simulation
 
 NAMES = [bytes([number]) * 16 for number in range(10)]
@@ -39,12 +42,17 @@ def test_swapped_sequence_holds_its_slots_until_it_is_back() -> None:
 
 def test_only_full_blocks_have_a_name_and_only_computed_ones_move() -> None:
     host = tier()
+    blocks = BlockManager(8, 4, caches_prefixes=True, tier=host)
+    sequence = Roster(blocks, FirstComeFirstServed(NO_PREFIXES), 1).enter(make_request("a", 13))
+    names = sequence.block_names
     # Two full blocks and a half; a fourth block of the table holds nothing yet.
-    assert host.swap_out(1, [3, 4, 5, 6], NAMES[:4], 10)
+    a, b, c, _ = blocks.extend(sequence.seq_id, 0, 13).block_ids
+    sequence.num_computed = 10
+    assert blocks.swap_out(sequence)
     assert host.take_moves()[0] == (
-        SwapOut(3, 0, NAMES[0]), SwapOut(4, 1, NAMES[1]), SwapOut(5, 2)
+        SwapOut(a, 0, names[0]), SwapOut(b, 1, names[1]), SwapOut(c, 2)
     )  # fmt: skip
-    assert host.find(NAMES[1]) == 1 and host.find(NAMES[2]) is None
+    assert host.find(names[1]) == 1 and host.find(names[2]) is None
 
 
 def test_blocks_that_are_here_already_are_shared_and_not_written_again() -> None:
@@ -96,7 +104,8 @@ def test_long_contexts_swap_and_short_ones_compute_again() -> None:
     costs = MoveCosts(swap_out_s=3e-3, swap_in_s=3e-3, compute_token_s=1e-3, compute_context_s=1e-5)
     plan = HostTierPlan(num_slots=1000, slot_bytes=1, place="memory", costs=costs)
     swaps = [
-        HostTier(plan, 4).swap_out(1, range(1000), [], length) for length in (4, 40, 80, 200, 1000)
+        HostTier(plan, 4).swap_out(1, range(length // 4), [], length)
+        for length in (4, 40, 80, 200, 1000)
     ]
     assert swaps == [False, False, False, True, True]
 
