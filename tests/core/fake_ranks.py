@@ -5,6 +5,9 @@ drops and adds rows, copies blocks, changes tables, writes the slots of all sche
 lets every scheduled sequence read its whole context: a slot that does not hold the sequence's own history
 is an error. Tokens are a function of (history, sample index, position), so that what a request gets can
 be computed without any scheduler (`expected_tokens`).
+
+Layers of several kinds write into blocks of their own, each kind something else; those with a window
+read no further back than it reaches.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from pagemill.cache_layout import CacheKind, CacheLayout, plain_layout
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import Key, Policy, PolicySetting, WaitingQueue
@@ -85,6 +89,32 @@ def first_history(request: EngineRequest) -> int:
     return hash(request.cache_keys) if request.cache_keys else EMPTY
 
 
+def content(history: int, kind: int) -> int:
+    """Return what a slot of one kind of layers holds after a history."""
+    return history if kind == 0 else hash((history, kind)) or 1
+
+
+def draw_layout(rng: random.Random, block_size: int, max_model_len: int) -> CacheLayout:
+    """Return the layout of a model with windows: in all layers, or in some, of one width or two."""
+
+    def kind(size: int, window: int | None = None) -> CacheKind:
+        return CacheKind(block_tokens=size, window=window, chunk=rng.choice([1, 2, 4]))
+
+    def window() -> int:
+        return rng.randrange(1, max(2, max_model_len // 2))
+
+    first = kind(block_size * rng.choice([1, 2, 3]))
+    kinds = rng.choice(
+        [
+            (kind(block_size, window()),),
+            (first, kind(block_size, window())),
+            (first, kind(block_size, window()), kind(2 * block_size, window())),
+            (kind(block_size, window()), kind(2 * block_size, window())),
+        ]
+    )
+    return CacheLayout(kinds, cells=6)
+
+
 def draw(history: int, sample_index: int, position: int) -> int:
     """Return the token that a sample gets at a position, after a history."""
     return hash((history, sample_index, position, "draw")) % VOCAB
@@ -116,7 +146,7 @@ class Row:
 
     new: NewSequence
     token_ids: list[int]
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int]]  # one a kind of layers
 
 
 class Shuffled(Policy):
@@ -156,10 +186,13 @@ def policy_names() -> list[str]:
 class FakeRanks:
     """Executes steps over a pool of remembered slots."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(
+        self, num_blocks: int, block_size: int, layout: CacheLayout | None = None
+    ) -> None:
+        self.kinds = (layout or plain_layout(block_size)).kinds
+        self.block_size = max(kind.block_tokens for kind in self.kinds)
         self.rows: dict[int, Row] = {}
-        self.slots = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.slots = [[EMPTY] * self.block_size for _ in range(num_blocks)]
         self.unread: tuple[int, ...] = ()  # blocks that the step did not bring in
         self.fail: set[int] = set()  # sequences whose next result is an error
         self.host: dict[int, list[int]] = {}  # slot -> what was written there
@@ -218,7 +251,7 @@ class FakeRanks:
             del self.rows[seq_id]
         for new in step.new_sequences:
             assert new.seq_id not in self.rows, "a second row for one sequence"
-            self.rows[new.seq_id] = Row(new, list(new.token_ids))
+            self.rows[new.seq_id] = Row(new, list(new.token_ids), [[] for _ in self.kinds])
         scheduled = [share.seq_id for share in step.scheduled]
         assert len(set(scheduled)) == len(scheduled), "scheduled twice in one step"
         fresh = {new.seq_id for new in step.new_sequences}
@@ -235,9 +268,13 @@ class FakeRanks:
         self.num_copies += len(copies)
 
     def _change_table(self, share: ScheduledSequence) -> None:
-        table = self.rows[share.seq_id].table
-        assert share.block_start <= len(table), "a gap in the table"
-        table[share.block_start : share.block_start + len(share.block_ids)] = share.block_ids
+        changes = ((share.block_start, share.block_ids), *share.more_blocks)
+        assert len(changes) == len(self.kinds), "not a change for each kind of layers"
+        for table, (start, block_ids) in zip(
+            self.rows[share.seq_id].tables, changes, strict=True
+        ):
+            assert start <= len(table), "a gap in the table"
+            table[start : start + len(block_ids)] = block_ids
 
     def _draft(self, share: ScheduledSequence) -> list[int]:
         """Return at most `num_drafts` tokens: the right ones, up to a wrong one now and then."""
@@ -270,8 +307,9 @@ class FakeRanks:
         for position, token in enumerate([*row.token_ids[:end], *drafts]):
             history = extend_history(history, token)
             if position >= share.num_computed:
-                block, slot = divmod(position, self.block_size)
-                self.slots[row.table[block]][slot] = history
+                for number, kind in enumerate(self.kinds):
+                    block, slot = divmod(position, kind.block_tokens)
+                    self.slots[row.tables[number][block]][slot] = content(history, number)
         self.num_computed += share.num_tokens
 
     def _read_and_draw(self, share: ScheduledSequence, drafts: list[int]) -> SequenceOutput:
@@ -280,10 +318,15 @@ class FakeRanks:
         history = self.first.get(row.new.request_id, EMPTY)
         for position, token in enumerate([*row.token_ids[:end], *drafts]):
             history = extend_history(history, token)
-            block, slot = divmod(position, self.block_size)
-            if not self.unread_in(row):
-                assert self.slots[row.table[block]][slot] == history, (
-                    f"sequence {share.seq_id} reads another history at position {position}"
+            if self.unread_in(row):
+                continue
+            for number, kind in enumerate(self.kinds):
+                if kind.window is not None and position <= share.num_computed - kind.window:
+                    continue
+                block, slot = divmod(position, kind.block_tokens)
+                assert self.slots[row.tables[number][block]][slot] == content(history, number), (
+                    f"sequence {share.seq_id} reads another history at position {position}, in "
+                    f"layers of kind {number}"
                 )
         if share.seq_id in self.fail:
             self.fail.remove(share.seq_id)
@@ -322,7 +365,7 @@ class FakeRanks:
 
     def unread_in(self, row: Row) -> bool:
         """Return whether a sequence reads a block that was not brought in: what it makes is void."""
-        return not set(self.unread).isdisjoint(row.table)
+        return any(not set(self.unread).isdisjoint(table) for table in row.tables)
 
     def _prompt_scores(
         self, row: Row, share: ScheduledSequence, end: int

@@ -13,21 +13,35 @@ from collections.abc import Sequence
 
 import pytest
 
+from pagemill.cache_layout import plain_layout
 from pagemill.core import prefix_cache
+from pagemill.core import sequence as core_sequence
 from pagemill.core.block_pool import BlockPool
-from tests.core.fake_ranks import VOCAB, extend_history, first_history, make_request, policy_names
+from tests.core.fake_ranks import (
+    VOCAB,
+    content,
+    draw_layout,
+    extend_history,
+    first_history,
+    make_request,
+    policy_names,
+)
 from tests.core.test_simulation import SALTS, STEMS, Simulation
 
 
 class Workload:
     """One random service, and what the name of every block in it stands for."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, windows: bool = False) -> None:
         self.rng = random.Random(seed)
         rng = self.rng
         block_size = rng.choice([1, 2, 4, 8])
         max_model_len = rng.randrange(4, 33)
-        least = -(-max_model_len // block_size)
+        layout = plain_layout(block_size)
+        if windows:
+            layout = draw_layout(rng, block_size, max_model_len)
+        self.layout = layout
+        least = layout.blocks_of_request(max_model_len)
         self.sim = Simulation(
             num_blocks=least + rng.randrange(2 * least + 1),
             block_size=block_size,
@@ -39,9 +53,12 @@ class Workload:
             num_slots=rng.choice([0, 2, least, 4 * least]),
             mode=rng.choice(["auto", "auto", "swap", "recompute"]),
             lasts=rng.random() < 0.4,
+            num_drafts=rng.choice([0, 0, 1, 4, 9]) if windows else 0,
+            layout=layout,
         )
         self.histories: dict[bytes, tuple[int, ...]] = {}  # block name -> what its slots hold
         self.num_added = 0
+        self.seen: dict[int, core_sequence.Sequence] = {}
 
     def run(self) -> None:
         """Add, step and end at random, then drain; look at the contents after every step."""
@@ -110,6 +127,7 @@ class Workload:
             self.check_contents()  # blocks are sealed when a step is committed, and hold it now
         self.sim.end_step(step, result)
         self.sim.scheduler.check_invariants()
+        self.note_names()
         if result.lost is not None:
             self.check_contents()
         pool = self.pool
@@ -121,38 +139,45 @@ class Workload:
 
     def note_names(self) -> None:
         """Write down what names stand for: the histories of the tokens they were made of."""
-        size = self.sim.ranks.block_size
-        for sequence in self.sim.scheduler._roster.sequences.values():
-            names = sequence.block_names
-            if not names or names[-1] in self.histories:
-                continue
-            history = first_history(sequence.group.request)
-            tokens = sequence.tokens(0, len(names) * size)
-            for index, name in enumerate(names):
-                held = []
-                for token in tokens[index * size : (index + 1) * size]:
-                    history = extend_history(history, token)
-                    held.append(history)
-                known = self.histories.setdefault(name, tuple(held))
-                assert known == tuple(held), "one name for two contents"
+        self.seen.update(self.sim.scheduler._roster.sequences)
+        for sequence in self.seen.values():  # ended ones too: with drafts, the last step seals as well
+            names = [sequence.block_names, *sequence.more_names]
+            for number, (kind, own) in enumerate(zip(self.layout.kinds, names, strict=False)):
+                if own and own[-1] not in self.histories:
+                    self.note_kind(sequence, number, kind.block_tokens, own)
+
+    def note_kind(
+        self, sequence: core_sequence.Sequence, number: int, size: int, names: list[bytes]
+    ) -> None:
+        history = first_history(sequence.group.request)
+        tokens = sequence.tokens(0, len(names) * size)
+        for index, name in enumerate(names):
+            held = []
+            for token in tokens[index * size : (index + 1) * size]:
+                history = extend_history(history, token)
+                held.append(content(history, number))
+            known = self.histories.setdefault(name, tuple(held))
+            assert known == tuple(held), "one name for two contents"
 
     def check_contents(self) -> None:
         """Assert that whatever can be found holds what its name says."""
         for name, block in self.pool._index.items():
-            assert tuple(self.sim.ranks.slots[block]) == self.histories[name], (
+            held = self.histories[name]
+            assert tuple(self.sim.ranks.slots[block][: len(held)]) == held, (
                 f"block {block} is found under the name of something else"
             )
         tier = self.sim.scheduler._blocks._tier
         if tier is None:
             return
         for name, slot in tier._pool._index.items():
-            assert tuple(self.sim.ranks.host[slot]) == self.histories[name], (
+            held = self.histories[name]
+            assert tuple(self.sim.ranks.host[slot][: len(held)]) == held, (
                 f"slot {slot} is found under the name of something else"
             )
 
 
-def run_all(seeds: Sequence[int]) -> list[Workload]:
-    workloads = [Workload(seed) for seed in seeds]
+def run_all(seeds: Sequence[int], *, windows: bool = False) -> list[Workload]:
+    workloads = [Workload(seed, windows=windows) for seed in seeds]
     for workload in workloads:
         workload.run()
     return workloads
@@ -168,6 +193,17 @@ def test_every_block_holds_what_it_is_found_as_in_many_workloads(count: int) -> 
     assert sum(w.sim.num_swapped for w in done) > count / 20
     assert sum(w.sim.num_host_hits for w in done) > count / 20
     assert sum(w.sim.ranks.num_lost for w in done) > count / 50
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(5000, marks=pytest.mark.slow)])
+def test_blocks_of_windows_hold_what_they_are_found_as_and_all_that_is_read(count: int) -> None:
+    done = run_all(range(count), windows=True)
+    assert sum(w.sim.num_hits for w in done) > count
+    assert sum(w.sim.ranks.num_copies for w in done) > count / 5
+    assert sum(w.sim.num_preempted for w in done) > count / 10
+    assert sum(w.sim.num_swapped for w in done) > count / 20
+    assert sum(w.sim.num_host_hits for w in done) > count / 40
+    assert sum(w.sim.ranks.num_accepted for w in done) > count / 5
 
 
 @pytest.mark.parametrize("fault", ["stale", "early", "parentless", "unheld"])

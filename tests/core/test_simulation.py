@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from pagemill.cache_layout import CacheLayout, plain_layout
 from pagemill.config import SchedulerConfig, SpeculativeConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.messages import (
@@ -21,6 +22,7 @@ from pagemill.messages import (
 from tests.core.fake_ranks import (
     VOCAB,
     FakeRanks,
+    draw_layout,
     expected_tokens,
     first_history,
     make_request,
@@ -50,7 +52,7 @@ class Simulation:
         self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
         policy: str = "fcfs", caches_prefixes: bool = False, num_slots: int = 0, mode: str = "auto",
         tenant_weights: dict[str, float] | None = None, num_drafts: int = 0,
-        lasts: bool = False,
+        lasts: bool = False, layout: CacheLayout | None = None,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy,
@@ -62,10 +64,10 @@ class Simulation:
         self.scheduler = Scheduler(
             config, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len,
             caches_prefixes=caches_prefixes, speculative=drafting(num_drafts),
-            host_tier=tier_plan(num_slots, lasts=lasts) if num_slots else None,
+            host_tier=tier_plan(num_slots, lasts=lasts) if num_slots else None, layout=layout,
             clock=lambda: self.now,
         )  # fmt: skip
-        self.ranks = FakeRanks(num_blocks, block_size)
+        self.ranks = FakeRanks(num_blocks, block_size, layout)
         self.requests: dict[str, EngineRequest] = {}
         self.samples: dict[str, dict[int, Sample]] = {}
         self.prompt_scores: dict[str, list[int]] = {}
@@ -196,7 +198,10 @@ class RandomService(RuleBasedStateMachine):
     def start(self, data: st.DataObject) -> None:
         block_size = data.draw(st.sampled_from([1, 2, 3, 4, 8]))
         max_model_len = data.draw(st.integers(2, 24))
-        least = -(-max_model_len // block_size)
+        layout = plain_layout(block_size)
+        if data.draw(st.booleans()):
+            layout = draw_layout(data.draw(st.randoms()), block_size, max_model_len)
+        least = layout.blocks_of_request(max_model_len)
         self.sim = Simulation(
             num_blocks=least + data.draw(st.integers(0, 2 * least)),
             block_size=block_size,
@@ -209,6 +214,7 @@ class RandomService(RuleBasedStateMachine):
             num_slots=data.draw(st.sampled_from([0, 1, least, 4 * least])),
             lasts=data.draw(st.booleans()),
             mode=data.draw(st.sampled_from(["auto", "swap", "recompute"])),
+            layout=layout,
         )
         self.num_added = 0
 
