@@ -160,3 +160,22 @@ def test_a_part_without_drafts_beside_one_with_some_samples_at_its_last_token() 
     assert batch.token_ids.tolist() == [1, 2, 3, 4, 4, 8, 9, 1, 2]
     assert batch.sample_rows.tolist() == [3, 4, 5, 6]
     assert batch.sampled.tolist() == [0, 1]
+
+
+def test_kinds_of_layers_have_slots_and_tables_of_their_own_counted_in_places() -> None:
+    table = RequestTable((3, 5))
+    table.add([NewSequence(0, "r", tuple(range(9)), 9, 0, SamplingSpec())])
+    part = ScheduledSequence(0, 6, 3, 0, (7, 2), 1, more_blocks=((0, (0, 0, 0, 4, 1)),))
+    table.set_blocks([part])
+    batch = build_model_input(table, [part], 6, CPU, more_sizes=(2,))
+    (more,) = batch.more_attention
+    assert (batch.attention.kind, more.kind, more.block_size) == (0, 1, 2)
+    assert batch.attention.block_tables.tolist() == [[21, 6]]
+    assert batch.attention.slot_mapping.tolist() == [36, 37, 38]
+    assert more.block_tables.tolist() == [[0, 0, 0, 20, 5]]
+    assert more.slot_mapping.tolist() == [40, 41, 10]
+    later = ScheduledSequence(0, 9, 1, 2, (), 1, more_blocks=((5, ()),))
+    table.append(0, [9])
+    table.set_blocks([later])
+    moved = build_model_input(table, [later], 6, CPU, more_sizes=(2,))
+    assert moved.more_attention[0].slot_mapping.tolist() == [11]

@@ -24,6 +24,7 @@ from pagemill.batch.block_mover import BlockMover
 from pagemill.batch.kv_store import KVStore
 from pagemill.batch.request_table import RequestTable
 from pagemill.batch.tier_file import TierFile
+from pagemill.cache_layout import CacheKind
 from pagemill.core import block_manager
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.block_pool import BlockPool
@@ -365,7 +366,31 @@ def _trimmed_too_far(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _window_block_let_go_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A block is let go while the next token still sees the last one in it."""
+    before = CacheKind.first_block
+    patch.setattr(
+        CacheKind, "first_block", lambda self, position: before(self, position + (position > 0))
+    )
+
+
+def _window_slides_with_drafts(patch: pytest.MonkeyPatch) -> None:
+    """Rejected drafts move the window, too: what only they would not have seen is let go."""
+    before = CacheKind.first_block
+    patch.setattr(
+        CacheKind,
+        "first_block",
+        lambda self, position: before(self, position + 4 * (position > 4)),
+    )
+
+
 FAULTS = {
+    "window-block-let-go-too-early": Fault(
+        _window_block_let_go_too_early, {**CROWDED, "family": "mistral", "num_blocks": 64}
+    ),
+    "window-slides-with-drafts": Fault(
+        _window_slides_with_drafts, {**CROWDED, "family": "gemma3", "num_blocks": 64}
+    ),
     "swapped-block": Fault(_swapped_block, CACHED),
     "skipped-copy": Fault(_skipped_copy, CROWDED),
     "copy-backwards": Fault(_copy_backwards, CROWDED),

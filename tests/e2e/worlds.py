@@ -38,8 +38,9 @@ _LETTERS = st.integers(97, 105)
 _STEM = "abcdefghiabcdefghihgfedcbaabcabcdefdefghi"
 # The second one is the first after other four: equal blocks with another past.
 _STEMS = (_STEM, f"ihgf{_STEM[4:]}", "hhhhggggffffeeeeddddccccbbbbaaaaabcdefgh")
-# Families: the second has windows, two kinds of rotation, and norms of queries and keys.
-FAMILIES = ("llama", "gemma3")
+# Families: the second has windows in some layers, two kinds of rotation, and norms of queries and keys; the
+# third a window in all.
+FAMILIES = ("llama", "gemma3", "mistral")
 # Ways to guess tokens: always as many as fit, since what is learnt about costs differs from run to run.
 _MANY = {"num_speculative_tokens": 5, "adaptive_length": False}
 SPECULATION: dict[str, dict[str, Any]] = {

@@ -19,6 +19,7 @@ from pagemill.executor.in_process import InProcessExecutor
 from pagemill.host_tier_plan import HostTierPlan, MoveCosts
 from pagemill.worker.tier_identity import tier_identity
 from tests.fakes.fake_model import save_tiny_llama
+from tests.models.tiny import TINY, save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,18 @@ def test_a_file_of_another_engine_stops_the_start_with_the_reason(
     with pytest.raises(ConfigError, match="belongs to another engine: its cache layout is"):
         InProcessExecutor(other)
     assert tier_of(config(folder, tmp_path, kv_cache_file=path)) is not None
+
+
+def test_a_file_with_other_layers_in_its_blocks_is_refused(tmp_path: Path) -> None:
+    folder, path = tmp_path / "m", str(tmp_path / "tier")
+    save_tiny(TINY["gemma3"], folder)  # one window of 8
+    split = config(folder, tmp_path, kv_cache_file=path)
+    assert "layers that see 8" in str(tier_identity(split)["cache layout"])
+    assert tier_of(split) is not None
+    # With a context no longer than the window all layers share a table.
+    plain = config(folder, tmp_path, kv_cache_file=path, max_model_len=8)
+    with pytest.raises(ConfigError, match="belongs to another engine: its cache layout is"):
+        InProcessExecutor(plain)
 
 
 def test_kernels_and_version_are_part_of_the_identity(

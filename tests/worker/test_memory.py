@@ -147,6 +147,72 @@ def test_a_draft_model_takes_weights_and_a_part_of_every_block() -> None:
     assert with_draft.num_blocks < plain.num_blocks
 
 
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 4096,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def gemma_config(max_model_len: int, *, window: int = 512, **cache: Any) -> EngineConfig:
+    config = with_len(make_config(**cache), max_model_len)
+    sizes = {**GEMMA, "sliding_window": window}
+    shape = MODELS.load("gemma3_text").read_shape(sizes)
+    model = dataclasses.replace(
+        config.model, hf_config=sizes, model_type="gemma3_text", shape=shape
+    )
+    return dataclasses.replace(config, model=model)
+
+
+@pytest.mark.parametrize(("max_model_len", "times"), [(8192, 4.3), (32768, 5.3)])
+def test_several_times_as_many_tokens_fit_where_most_layers_have_a_window(
+    max_model_len: int, times: float
+) -> None:
+    pool = {"kv_cache_memory_bytes": 8192 * MIB}
+    plan = plan_memory(gemma_config(max_model_len, **pool), 1 << 40)
+    whole = plan_memory(gemma_config(max_model_len, window=max_model_len, **pool), 1 << 40)
+    assert plan.kv_cache_bytes == pytest.approx(whole.kv_cache_bytes, rel=1e-3)
+    assert whole.num_tokens == pytest.approx(plan.num_tokens_without_windows, rel=1e-3)
+    assert plan.num_tokens > times * whole.num_tokens
+    assert plan.num_tokens == int(plan.num_full_requests * max_model_len)
+    (line,) = [line for line in plan.lines() if "windows" in line]
+    assert "80 tokens of 3 layers that see all or 16 tokens of 15 layers that see 512" in line
+    assert not any("windows" in line for line in whole.lines())
+
+
+def test_a_pool_too_small_for_windows_says_what_fits() -> None:
+    with pytest.raises(CacheTooSmallError) as caught:
+        plan_memory(gemma_config(8192, kv_cache_memory_bytes=40 * MIB), 1 << 40)
+    text = str(caught.value)
+    longest = int(re.search(r"lower max_model_len to (\d+)", text)[1])  # type: ignore[index]
+    size = int(re.search(r"to at least (\d+)", text)[1])  # type: ignore[index]
+    assert 512 < longest < 8192
+    assert plan_memory(gemma_config(longest, kv_cache_memory_bytes=40 * MIB), 1 << 40).num_blocks
+    assert plan_memory(gemma_config(8192, kv_cache_memory_bytes=size), 1 << 40).num_blocks
+    with pytest.raises(CacheTooSmallError):
+        plan_memory(gemma_config(8192, kv_cache_memory_bytes=size - 1), 1 << 40)
+
+
+def test_a_draft_model_keeps_every_token_of_every_layer() -> None:
+    config = gemma_config(8192, kv_cache_memory_bytes=4096 * MIB)
+    speculative = SpeculativeConfig(
+        method="draft_model", num_speculative_tokens=4, adaptive_length=True, options={},
+        draft_model=make_config().model,
+    )  # fmt: skip
+    plan = plan_memory(dataclasses.replace(config, speculative=speculative), 1 << 40)
+    assert plan.layout is not None and not plan.layout.lets_go
+    assert plan.num_tokens == plan.num_blocks * 16
+
+
 def test_draft_tokens_take_a_row_of_logits_each() -> None:
     config = make_config()
     config = dataclasses.replace(
