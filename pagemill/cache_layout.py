@@ -62,7 +62,9 @@ class CacheLayout:
     """The kinds of one cache; the one that needs tokens longest comes first."""
 
     kinds: tuple[CacheKind, ...]
-    cells: int = 1  # of a block, where there are several kinds; each is `block_size` tokens of a layer
+    cells: int = (
+        1  # of a block, where there are several kinds; each is `block_size` tokens of a layer
+    )
 
     @property
     def lets_go(self) -> bool:

@@ -111,7 +111,9 @@ def test_blocks_of_few_layers_hold_more_tokens(
 @given(st.lists(st.sampled_from([None, 8, 24, 100]), min_size=1, max_size=24))
 def test_every_layer_has_a_place_of_its_own_in_a_block(windows: list[int | None]) -> None:
     made = layout(shape(*windows), 4096)
-    assert sorted(layer for kind in made.kinds for layer in kind.layers) == list(range(len(windows)))
+    assert sorted(layer for kind in made.kinds for layer in kind.layers) == list(
+        range(len(windows))
+    )
     for kind in made.kinds:
         assert {windows[layer] for layer in kind.layers} == {kind.window}
         if len(made.kinds) > 1:

@@ -99,7 +99,9 @@ class KVStore:
     def block_bytes(self, block: int) -> list[NDArray[np.uint8]]:
         """Return views of one block's bytes in host memory, a pool each: K before V, layer by layer."""
         if not self._rows:
-            self._rows = [pool.view(len(pool), -1).view(torch.uint8).numpy() for pool in self._pools]
+            self._rows = [
+                pool.view(len(pool), -1).view(torch.uint8).numpy() for pool in self._pools
+            ]
         return [rows[block] for rows in self._rows]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -32,7 +32,6 @@ from pagemill.core.sequence import Sequence
 from pagemill.messages import BlockMoves, LostMoves
 from pagemill.step_dataclass import step_dataclass
 
-
 HOLE = -1  # in a table: the block was let go, and nobody looks there any more
 
 
@@ -249,9 +248,11 @@ class BlockManager:
         if not self._more:
             size = self.block_size
             last = len(table) - 1
-            if num_computed // size == last == (num_tokens - 1) // size:  # nearly every decode
-                if self._pool.ref_count(table[last]) == 1:
-                    return TableChange(last + 1, (), ())
+            if (  # nearly every decode
+                num_computed // size == last == (num_tokens - 1) // size
+                and self._pool.ref_count(table[last]) == 1
+            ):
+                return TableChange(last + 1, (), ())
             return self._extend(table, size, num_computed, num_tokens)
         change = self._extend(table, self.block_size, num_computed, num_tokens)
         more = [
@@ -323,9 +324,7 @@ class BlockManager:
             return False
         blocks: list[int] = []
         names: list[bytes | None] = []
-        kinds = zip(
-            self.layout.kinds, self.tables(sequence.seq_id), _names(sequence), strict=False
-        )
+        kinds = zip(self.layout.kinds, self.tables(sequence.seq_id), _names(sequence), strict=False)
         for kind, table, known in kinds:
             first, stop = kind.first_block(num_tokens), kind.blocks_of(num_tokens)
             blocks += table[first:stop]

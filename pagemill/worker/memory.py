@@ -151,9 +151,7 @@ def _most_drafts(config: EngineConfig) -> int:
     return min(most, spec.max_drafts, scheduler.max_num_batched_tokens - 1)
 
 
-def _num_blocks(
-    config: EngineConfig, layout: CacheLayout, free: int, block_bytes: int
-) -> int:
+def _num_blocks(config: EngineConfig, layout: CacheLayout, free: int, block_bytes: int) -> int:
     """Return the blocks of the pool: no more than max_num_seqs full-length requests can fill."""
     if config.cache.num_blocks is not None:
         return config.cache.num_blocks

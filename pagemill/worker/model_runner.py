@@ -68,9 +68,7 @@ class ModelRunner:
         self._max_logit_rows = max_logit_rows
         self._table = RequestTable(kv.strides)
         self._drafter = None if proposer is None else Drafter(proposer, self._table)
-        self._inputs = InputBuilder(
-            self._table, kv.block_size, device.torch_device, kv.more_sizes
-        )
+        self._inputs = InputBuilder(self._table, kv.block_size, device.torch_device, kv.more_sizes)
 
     def swap_to(self, host: HostStore) -> None:
         """Move blocks out to a host tier from now on."""

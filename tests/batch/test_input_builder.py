@@ -95,9 +95,7 @@ def check_kind(ours: AttentionBatch, theirs: AttentionBatch) -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    st.integers(0, 2**32), st.sampled_from([1, 2, 4, 16]), st.sampled_from([(), (3,), (1, 10)])
-)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 4, 16]), st.sampled_from([(), (3,), (1, 10)]))
 def test_moved_on_batches_equal_built_ones(
     seed: int, block_size: int, more_sizes: tuple[int, ...]
 ) -> None:

@@ -13,7 +13,7 @@ read no further back than it reaches.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagemill.cache_layout import CacheKind, CacheLayout, plain_layout
 from pagemill.core.block_manager import BlockManager
@@ -186,9 +186,7 @@ def policy_names() -> list[str]:
 class FakeRanks:
     """Executes steps over a pool of remembered slots."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, layout: CacheLayout | None = None
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, layout: CacheLayout | None = None) -> None:
         self.kinds = (layout or plain_layout(block_size)).kinds
         self.block_size = max(kind.block_tokens for kind in self.kinds)
         self.rows: dict[int, Row] = {}
@@ -270,9 +268,7 @@ class FakeRanks:
     def _change_table(self, share: ScheduledSequence) -> None:
         changes = ((share.block_start, share.block_ids), *share.more_blocks)
         assert len(changes) == len(self.kinds), "not a change for each kind of layers"
-        for table, (start, block_ids) in zip(
-            self.rows[share.seq_id].tables, changes, strict=True
-        ):
+        for table, (start, block_ids) in zip(self.rows[share.seq_id].tables, changes, strict=True):
             assert start <= len(table), "a gap in the table"
             table[start : start + len(block_ids)] = block_ids
 

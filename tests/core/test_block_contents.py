@@ -140,7 +140,9 @@ class Workload:
     def note_names(self) -> None:
         """Write down what names stand for: the histories of the tokens they were made of."""
         self.seen.update(self.sim.scheduler._roster.sequences)
-        for sequence in self.seen.values():  # ended ones too: with drafts, the last step seals as well
+        for (
+            sequence
+        ) in self.seen.values():  # ended ones too: with drafts, the last step seals as well
             names = [sequence.block_names, *sequence.more_names]
             for number, (kind, own) in enumerate(zip(self.layout.kinds, names, strict=False)):
                 if own and own[-1] not in self.histories:
