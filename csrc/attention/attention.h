@@ -54,7 +54,7 @@ class AttentionPlan {
   // have block tables of several kinds.
   AttentionPlan(std::vector<int64_t> query_starts, std::vector<int64_t> num_computed,
                 uintptr_t block_tables, int64_t table_width, uintptr_t slots, int64_t block_size,
-                int64_t kind);
+                int64_t kind = 0);
   ~AttentionPlan();
   AttentionPlan(const AttentionPlan&) = delete;
   AttentionPlan& operator=(const AttentionPlan&) = delete;

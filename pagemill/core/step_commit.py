@@ -101,7 +101,9 @@ class StepCommit:
         change = self._blocks.extend(sequence.seq_id, num_computed, end + planned.num_drafts)
         self._blocks.seal(sequence, num_computed, end)
         start, block_ids = change.start, change.block_ids
-        more = tuple([(other.start, other.block_ids) for other in change.more])
+        more: tuple[tuple[int, tuple[int, ...]], ...] = ()
+        if change.more:
+            more = tuple([(other.start, other.block_ids) for other in change.more])
         if not sequence.has_row:
             sequence.has_row = True
             new.append(sequence.as_new())

@@ -23,7 +23,7 @@ void check_tape(Digest& digest) {
   const std::vector<int64_t> starts{0}, none;
   pagemill::AttentionPlan plan(starts, none, 0, 0, 0, 16);
   std::memcpy(reinterpret_cast<void*>(replayed.address()), Array(0, 1000, 1).data(), 4000);
-  require(tape.replay(address(given), address(given + 2), plan, 0, 0) == 0 &&
+  require(tape.replay(address(given), address(given + 2), {&plan}, 0, 0) == 0 &&
               replayed.same(plain, 0, 0, 1000),
           "tape: a replay does something else");
   require(std::memcmp(recorded_at, given, sizeof given) == 0, "tape: inputs are not copied");
