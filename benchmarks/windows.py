@@ -4,7 +4,7 @@
 
 Gemma 3's shapes (layers, heads, windows) from their published configurations, bfloat16, 16 tokens a block and steps of
 2048 tokens; `--models` adds those of folders with a config.json. No model runs. "requests" is how many of that
-length the memory plan promises; the real scheduler then serves as many (all prompt but for 1024 tokens, without a
+length the memory plan promises; the real scheduler then serves as many (all prompt but for 2048 tokens, without a
 model), and "at once" is how many of them were running together, "preempted" how often one had to give way.
 """
 
@@ -24,7 +24,7 @@ from pagemill.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 STEP_TOKENS = 2048
-NUM_OUTPUT = 1024
+NUM_OUTPUT = 2048
 _COMMON = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262144}
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-270m": {

@@ -76,6 +76,11 @@ class CacheLayout:
         """Return the tokens between two positions at which blocks of all kinds end."""
         return math.lcm(*(kind.block_tokens for kind in self.kinds))
 
+    @property
+    def num_blocks_each(self) -> float:
+        """Return how many blocks the tokens of one block of the first kind take in all kinds."""
+        return sum(self.kinds[0].block_tokens / kind.block_tokens for kind in self.kinds)
+
     def block_layers(self, num_layers: int) -> int:
         """Return how many layers' `block_size` tokens a block has room for, of a model of so many."""
         return num_layers if len(self.kinds) == 1 else self.cells

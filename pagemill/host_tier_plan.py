@@ -43,13 +43,16 @@ class HostTierPlan:
         tuple[int, bytes], ...
     ] = ()  # (slot, block name) from before, unused for longest first
 
-    def lines(self, block_size: int) -> list[str]:
-        """Return the tier as lines for the log."""
+    def lines(self, block_size: int, num_blocks: float = 1.0) -> list[str]:
+        """Return the tier as lines for the log; `num_blocks` is what `block_size` tokens take."""
         costs = self.costs
+        what = f"a block of {block_size} tokens"
+        if num_blocks != 1.0:
+            what = f"{block_size} tokens in {num_blocks:g} blocks"
         lines = [
             f"host tier: {self.num_slots} blocks of {self.slot_bytes / 1024:.0f} KiB in {self.place}",
-            f"  a block of {block_size} tokens: {1e3 * costs.swap_out_s:.3g} ms out, "
-            f"{1e3 * costs.swap_in_s:.3g} ms in, "
+            f"  {what}: {1e3 * costs.swap_out_s * num_blocks:.3g} ms out, "
+            f"{1e3 * costs.swap_in_s * num_blocks:.3g} ms in, "
             f"{1e3 * costs.recompute_s(0, block_size):.3g} ms to compute at a prompt's beginning, "
             f"{1e3 * costs.recompute_s(1024, 1024 + block_size):.3g} ms after 1024 tokens",
         ]

@@ -78,7 +78,7 @@ class _KindArrays:
     @property
     def num_tokens(self) -> int:
         """Return how many tokens of a sequence the table has room for."""
-        return self._blocks.shape[1] * self._batch.block_size
+        return int(self._blocks.shape[1]) * self._batch.block_size
 
     def has_room(self, start: int, block_ids: tuple[int, ...]) -> bool:
         """Return whether this change is one of a table that goes on, and there is room for it."""

@@ -75,12 +75,11 @@ class Scheduler:
         self._limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
         tier = None
         if host_tier is not None:
-            size = layout.kinds[0].block_tokens
             tier = HostTier(
                 host_tier,
-                size,
+                layout.kinds[0].block_tokens,
                 mode=config.preemption_mode,
-                num_blocks=sum(size / kind.block_tokens for kind in layout.kinds),
+                num_blocks=layout.num_blocks_each,
             )
         self._blocks = BlockManager(
             num_blocks, block_size, caches_prefixes=caches_prefixes, tier=tier, layout=layout

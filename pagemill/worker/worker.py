@@ -89,7 +89,7 @@ class Worker:
             plan, store = tier
             self._plan = dataclasses.replace(self._plan, host_tier=plan)
             self._runner.swap_to(store)
-            for line in plan.lines(self.kv.block_size):
+            for line in plan.lines(self.kv.block_size, self.kv.layout.num_blocks_each):
                 logger.info(line)
 
     def _proposer(

@@ -44,7 +44,9 @@ def test_swapped_sequence_holds_its_slots_until_it_is_back() -> None:
 def test_only_full_blocks_have_a_name_and_only_computed_ones_move() -> None:
     host = tier()
     blocks = BlockManager(8, 4, caches_prefixes=True, tier=host)
-    sequence = Roster(blocks, WalledPolicy(FirstComeFirstServed(NO_PREFIXES)), 1).enter(make_request("a", 13))
+    sequence = Roster(blocks, WalledPolicy(FirstComeFirstServed(NO_PREFIXES)), 1).enter(
+        make_request("a", 13)
+    )
     names = sequence.block_names
     # Two full blocks and a half; a fourth block of the table holds nothing yet.
     a, b, c, _ = blocks.extend(sequence.seq_id, 0, 13).block_ids
