@@ -197,7 +197,7 @@ def test_every_block_holds_what_it_is_found_as_in_many_workloads(count: int) -> 
     assert sum(w.sim.ranks.num_lost for w in done) > count / 50
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [250, pytest.param(5000, marks=pytest.mark.slow)])
 def test_blocks_of_windows_hold_what_they_are_found_as_and_all_that_is_read(count: int) -> None:
     done = run_all(range(count), windows=True)
     assert sum(w.sim.num_hits for w in done) > count
