@@ -50,9 +50,7 @@ def test_a_pool_too_small_for_every_token_serves_windows_with_the_same_bits(
         patch.setattr(
             cache_layout,
             "cache_layout",
-            lambda shape, **sizes: cache_layout.plain_layout(
-                sizes["block_size"], shape.num_layers
-            ),
+            lambda shape, **sizes: cache_layout.plain_layout(sizes["block_size"], shape.num_layers),
         )
         with engine(tmp_path / family, kv_cache_memory_bytes=1 << 21) as llm:
             expected = answers(llm)
