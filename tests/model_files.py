@@ -50,7 +50,7 @@ def write_hf_folder(gguf: Path, folder: Path) -> Path:
 
 def plain(stored: Stored) -> Tensor:
     """Return what a checkpoint hands out as numbers."""
-    return stored if isinstance(stored, Tensor) else stored.dequantized()
+    return stored if isinstance(stored, Tensor) else stored.whole()
 
 
 def _tokenizer_config(gguf: Path) -> dict[str, Any]:

@@ -6,9 +6,9 @@
 
 #include "attention/attention_cache.h"
 #include "attention/attention_work.h"
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/sizes.h"
 
 namespace pagemill {
 namespace attention_detail {
@@ -58,8 +58,6 @@ const Kernels& choose(const Layer& layer) {
     return *pick(layer.q_dtype == Dtype::float32 ? kCodes : kCodeDots)();
   return *pick(layer.q_dtype == Dtype::float32 ? kPairs : kDots)();
 }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 Dtype dtype_of(int number, const char* argument) {
   check(number == 0 || number == 1, kOp, argument, "must be 0 (float32) or 1 (bfloat16)");

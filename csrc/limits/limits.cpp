@@ -2,9 +2,9 @@
 
 #include <atomic>
 
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/sizes.h"
 #include "limits/limits_kernels.h"
 
 namespace pagemill {
@@ -20,7 +20,7 @@ constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_ke
 }  // namespace
 
 double peak_flops(int dtype, int64_t rounds) {
-  check(dtype == 0 || dtype == 1, "peak_flops", "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check_dtype(dtype, "peak_flops");
   check(rounds >= 0, "peak_flops", "rounds", "must not be negative");
   const Kernels* kernels = pick(kTable)();
   const int64_t threads = num_threads();

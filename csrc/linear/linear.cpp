@@ -1,7 +1,5 @@
 #include "linear/linear.h"
 
-
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/scratch.h"

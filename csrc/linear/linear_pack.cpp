@@ -1,7 +1,6 @@
 // Weights into tiles, and rows back out of them.
 #include <cstring>
 
-#include "common/check.h"
 #include "common/parallel.h"
 #include "linear/linear.h"
 #include "linear/linear_work.h"

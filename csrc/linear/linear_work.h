@@ -3,26 +3,12 @@
 
 #include <cstdint>
 
-#include "common/check.h"
+#include "common/sizes.h"
 #include "linear/linear_kernels.h"
 
 namespace pagemill::linear_detail {
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static inline bool is_float(int dtype) { return dtype == static_cast<int>(Dtype::float32); }
-static inline int64_t item_bytes(int dtype) { return is_float(dtype) ? 4 : 2; }
 static inline int64_t tile_depth(int dtype) { return 64 / item_bytes(dtype); }  // k of a tile
-
-static inline void check_dtype(int dtype, const char* op) {
-  check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
-}
-
-// `parts` even parts of `count`: where part i begins.
-static inline int64_t part_start(int64_t count, int64_t parts, int64_t i) {
-  return count * i / parts;
-}
 
 struct Call {
   const Kernels* kernels;

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <vector>
 
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/scratch.h"
+#include "common/sizes.h"
 #include "linear_int8/linear_int8_kernels.h"
 
 namespace pagemill {
@@ -32,17 +32,6 @@ constexpr Table<KernelsFn> kTable = {
     {portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels), PAGEMILL_IF_AVX512(avx512_kernels), nullptr,
      PAGEMILL_IF_AMX(amx_kernels), PAGEMILL_IF_AVX2_VNNI(avx2_vnni_kernels),
      PAGEMILL_IF_AVX512_VNNI(avx512_vnni_kernels)}};
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t item_bytes(int dtype) { return dtype == static_cast<int>(Dtype::float32) ? 4 : 2; }
-
-void check_dtype(int dtype, const char* op) {
-  check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
-}
-
-// `parts` even parts of `count`: where part i begins.
-int64_t part_start(int64_t count, int64_t parts, int64_t i) { return count * i / parts; }
 
 struct Call {
   const Kernels* kernels;
@@ -127,7 +116,7 @@ void finish(const Call& call, const Rows& rows, const int32_t* c, int64_t row, i
   Finish f{};
   f.c = numbers;
   f.rows = m;
-  f.columns = static_cast<int>(min(call.n - feature, tiles / unit * kTile));
+  f.columns = static_cast<int>(least(call.n - feature, tiles / unit * kTile));
   f.tiles = tiles;
   f.epilogue = call.epilogue;
   if (call.bias != nullptr) {
@@ -196,7 +185,7 @@ void run_tiles(const Call& call, const Rows& rows, int32_t* c, int64_t first, in
                           part_start(k_tiles, groups, group + 1)};
         run_block(kernels, block, m, tiles);
         if (step + 1 == steps) {
-          const int exist = static_cast<int>(min(m, rows.count - row));
+          const int exist = static_cast<int>(least(m, rows.count - row));
           finish(call, rows, sums, row, exist, tile, tiles);
         }
       }
@@ -241,7 +230,7 @@ void run_chunk(const Call& call, Scratch& scratch, int64_t start, int64_t count)
 void pack_tiles(const int8_t* codes, int64_t rows, int64_t k, int64_t stride, char* stream) {
   const int64_t k_tiles = ceil_div(k, kTileDepth);
   for (int64_t kt = 0; kt < k_tiles; ++kt) {
-    const int64_t bytes = min(kTileDepth, k - kt * kTileDepth);
+    const int64_t bytes = least(kTileDepth, k - kt * kTileDepth);
     char* tile = stream + kt * kTileBytes;
     for (int64_t i = 0; i < kTile; ++i) {
       uint32_t line[16] = {};
@@ -302,7 +291,7 @@ void pack_int8(uintptr_t codes, int64_t rows, int64_t k, int64_t stride, uintptr
   parallel_for(ceil_div(rows, kTile), 1, [=](int64_t first, int64_t last) {
     for (int64_t tile = first; tile < last; ++tile) {
       const int64_t at = tile_first + tile * tile_step, row = tile * kTile;
-      const int64_t here = min(kTile, rows - row);
+      const int64_t here = least(kTile, rows - row);
       pack_tiles(from + row * stride, here, k, stride, reinterpret_cast<char*>(packed) + at * k_bytes);
       float* to = reinterpret_cast<float*>(packed_scales) + at * kTile;
       for (int64_t i = 0; i < kTile; ++i) to[i] = i < here ? given[row + i] : 0.0f;
@@ -328,7 +317,7 @@ void quantize_int8(uintptr_t weight, int64_t rows, int64_t k, int64_t stride, in
     std::vector<int8_t> codes(static_cast<size_t>(kTile * k));
     for (int64_t tile = first; tile < last; ++tile) {
       const int64_t at = tile_first + tile * tile_step, row = tile * kTile;
-      const int64_t here = min(kTile, rows - row);
+      const int64_t here = least(kTile, rows - row);
       float* scales = reinterpret_cast<float*>(packed_scales) + at * kTile;
       for (int64_t i = 0; i < kTile; ++i) {
         scales[i] = 0.0f;
@@ -420,7 +409,7 @@ void linear_int8(uintptr_t x, int64_t x_stride, int64_t m, int dtype, int roundi
   const int64_t group = call.kernels->max_rows;
   int64_t most = call.kernels->cache_bytes / call.row_bytes();
   if (most < call.kernels->least_chunk_rows) most = call.kernels->least_chunk_rows;
-  most = min(min(most, kMaxChunkRows), kScratchBytes / call.row_bytes()) / group * group;
+  most = least(least(most, kMaxChunkRows), kScratchBytes / call.row_bytes()) / group * group;
   if (most < call.kernels->alone_rows) most = call.kernels->alone_rows;
   const int64_t chunks = ceil_div(m, most);
   for (int64_t i = 0; i < chunks; ++i) {

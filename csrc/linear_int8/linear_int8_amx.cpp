@@ -5,7 +5,7 @@
 // Many rows: two by two tiles of sums, 32 rows and 32 outputs. Up to 16 rows alone: one row of tiles, up
 // to four outputs' side by side, as many streams of weights. Activations are read from their rows, which
 // lie an odd number of cache lines apart.
-#include "common/tiles.h"
+#include "common/tiles_peak.h"
 #include "linear_int8/linear_int8_kernels.h"
 
 namespace pagemill::linear_int8_detail {
@@ -109,27 +109,6 @@ void run_many(const Block& block) {
   }
 }
 
-// Products from registers: four sums under way, as a block of many rows has.
-double peak(int64_t rounds) {
-  Tiles::configure(full_tiles());
-  Tiles::zero<0>();
-  Tiles::zero<1>();
-  Tiles::zero<2>();
-  Tiles::zero<3>();
-  Tiles::zero<4>();
-  Tiles::zero<5>();
-  Tiles::zero<6>();
-  Tiles::zero<7>();
-  for (int64_t round = 0; round < rounds; ++round) {
-    Tiles::dot_bytes<0, 4, 6>();
-    Tiles::dot_bytes<1, 4, 7>();
-    Tiles::dot_bytes<2, 5, 6>();
-    Tiles::dot_bytes<3, 5, 7>();
-  }
-  Tiles::release();
-  return static_cast<double>(rounds) * 4 * 2 * 16 * 16 * 64;
-}
-
 Kernels make_kernels() {
   Kernels k = *avx512_vnni_kernels();
   k.max_rows = 2 * kTileRows;
@@ -142,7 +121,7 @@ Kernels make_kernels() {
   k.begin = begin;
   k.end = end;
   k.words = false;
-  k.peak = peak;
+  k.peak = run_tile_products<ByteProducts>;
   for (int m = 1; m <= kMaxRows; ++m) {
     const bool many = m > kTileRows;
     k.max_tiles[m] = many ? 2 : kFewTiles;

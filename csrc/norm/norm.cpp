@@ -1,8 +1,8 @@
 #include "norm/norm.h"
 
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/sizes.h"
 #include "norm/norm_kernels.h"
 
 namespace pagemill {
@@ -18,7 +18,7 @@ constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_ke
 constexpr int64_t kSerial = 1 << 15;
 
 void check_rows(const char* op, const Rows& rows, int64_t count, int dtype) {
-  check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check_dtype(dtype, op);
   check(count >= 0 && rows.size >= 1, op, "sizes", "must be rows >= 0, size >= 1");
   check(count == 0 || (rows.x != nullptr && rows.out != nullptr), op, "x and out",
         "must not be null");
@@ -54,10 +54,10 @@ void layer_norm(uintptr_t x, int64_t x_stride, int64_t rows, int64_t size, uintp
 }
 
 void scale(uintptr_t x, int64_t count, float factor, int dtype) {
-  check(dtype == 0 || dtype == 1, "scale", "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check_dtype(dtype, "scale");
   check(count >= 0 && (count == 0 || x != 0), "scale", "x", "must be count >= 0 numbers");
   const auto run = pick(kTable)()->scale[dtype];
-  const int64_t bytes = dtype == 0 ? 4 : 2;
+  const int64_t bytes = item_bytes(dtype);
   parallel_for(count, kSerial, [&](int64_t first, int64_t last) {
     run(reinterpret_cast<char*>(x) + first * bytes, last - first, factor);
   });

@@ -1,8 +1,8 @@
 #include "pointwise/pointwise.h"
 
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/sizes.h"
 #include "pointwise/pointwise_kernels.h"
 
 namespace pagemill {
@@ -17,10 +17,6 @@ constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_ke
 // A thread takes at least so many numbers.
 constexpr int64_t kGrain = 1 << 14;
 
-void check_dtype(const char* op, int dtype) {
-  check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
-}
-
 template <class T>
 void gather(const T* x, int64_t x_stride, int64_t first, int64_t last, const int64_t* order,
             int64_t columns, T* out) {
@@ -31,22 +27,22 @@ void gather(const T* x, int64_t x_stride, int64_t first, int64_t last, const int
 }  // namespace
 
 void activate(uintptr_t x, int64_t count, int activation, int dtype) {
-  check_dtype("activate", dtype);
+  check_dtype(dtype, "activate");
   check(activation >= 0 && activation < kActivations, "activate", "activation", "must be known");
   check(count >= 0 && (count == 0 || x != 0), "activate", "x", "must be count >= 0 numbers");
   const auto run = pick(kTable)()->activate[dtype][activation];
-  const int64_t item = dtype == 0 ? 4 : 2;
+  const int64_t item = item_bytes(dtype);
   parallel_for(count, kGrain, [&](int64_t first, int64_t last) {
     run(reinterpret_cast<char*>(x) + first * item, last - first);
   });
 }
 
 void add(uintptr_t x, uintptr_t y, int64_t count, int dtype) {
-  check_dtype("add", dtype);
+  check_dtype(dtype, "add");
   check(count >= 0 && (count == 0 || (x != 0 && y != 0)), "add", "x and y",
         "must be count >= 0 numbers");
   const auto run = pick(kTable)()->add[dtype];
-  const int64_t item = dtype == 0 ? 4 : 2;
+  const int64_t item = item_bytes(dtype);
   parallel_for(count, kGrain, [&](int64_t first, int64_t last) {
     run(reinterpret_cast<char*>(x) + first * item, reinterpret_cast<const char*>(y) + first * item,
         last - first);
@@ -55,7 +51,7 @@ void add(uintptr_t x, uintptr_t y, int64_t count, int dtype) {
 
 void add_rows(uintptr_t x, int64_t count, int64_t size, uintptr_t ids, int64_t offset,
               uintptr_t table, int64_t n, int dtype) {
-  check_dtype("add_rows", dtype);
+  check_dtype(dtype, "add_rows");
   check(count >= 0 && size >= 1 && n >= 1, "add_rows", "sizes", "must be positive");
   check(count == 0 || (x != 0 && ids != 0 && table != 0), "add_rows", "x, ids and table",
         "must not be null");
@@ -64,7 +60,7 @@ void add_rows(uintptr_t x, int64_t count, int64_t size, uintptr_t ids, int64_t o
     check(rows[i] >= -offset && rows[i] < n - offset, "add_rows", "ids",
           "must be rows of the table");
   const auto run = pick(kTable)()->add[dtype];
-  const int64_t row_bytes = size * (dtype == 0 ? 4 : 2);
+  const int64_t row_bytes = size * item_bytes(dtype);
   parallel_for(count, kGrain / size + 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
       run(reinterpret_cast<char*>(x) + i * row_bytes,
@@ -74,7 +70,7 @@ void add_rows(uintptr_t x, int64_t count, int64_t size, uintptr_t ids, int64_t o
 
 void gather_columns(uintptr_t x, int64_t x_stride, int64_t rows, int64_t k, uintptr_t order,
                     int64_t columns, uintptr_t out, int dtype) {
-  check_dtype("gather_columns", dtype);
+  check_dtype(dtype, "gather_columns");
   check(rows >= 0 && k >= 1 && columns >= 1, "gather_columns", "sizes", "must be positive");
   check(rows == 0 || (x != 0 && order != 0 && out != 0), "gather_columns", "x, order and out",
         "must not be null");

@@ -2,10 +2,10 @@
 
 #include <cstring>
 
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/scratch.h"
+#include "common/sizes.h"
 #include "linear/linear.h"
 #include "qlinear/qlinear_kernels.h"
 
@@ -30,16 +30,7 @@ constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_ke
                                       PAGEMILL_IF_AVX512(avx512_kernels),
                                       PAGEMILL_IF_AVX512_BF16(avx512_bf16_kernels), nullptr}};
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t part_start(int64_t count, int64_t parts, int64_t i) { return count * i / parts; }
-bool is_float(int dtype) { return dtype == static_cast<int>(Dtype::float32); }
-int64_t item_bytes(int dtype) { return is_float(dtype) ? 4 : 2; }
 int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
-
-void check_dtype(int dtype, const char* op) {
-  check(dtype == 0 || dtype == 1, op, "dtype", "must be 0 (float32) or 1 (bfloat16)");
-}
 
 struct Call {
   const QMatrix* matrix;
@@ -90,7 +81,7 @@ void sum_groups(const Call& call, const char* x, float* to) {
   const QMatrix& matrix = *call.matrix;
   const int64_t group = matrix.group_halves * kHalf;
   for (int64_t g = 0; g < matrix.groups; ++g) {
-    const int64_t k = g * group, count = min(matrix.k - k, group);
+    const int64_t k = g * group, count = least(matrix.k - k, group);
     if (is_float(call.dtype)) {
       const float* from = reinterpret_cast<const float*>(x) + k;
       to[g] = sum(count, [=](int64_t i) { return from[i]; });
@@ -107,8 +98,8 @@ void copy_row(const Call& call, const Rows& rows, int64_t row, const char* x, ch
   for (int64_t first = 0, block = 0; first < call.halves(); first += rows.step, ++block) {
     char* a = to + (block * rows.count + row) * slot;
     const int64_t begin = first * kHalf;
-    const int64_t all = min(rows.step, call.halves() - first) * kHalf;
-    const int64_t there = min(all, k - begin);
+    const int64_t all = least(rows.step, call.halves() - first) * kHalf;
+    const int64_t there = least(all, k - begin);
     if (call.pairs || is_float(call.dtype)) {
       const int64_t item = item_bytes(call.dtype);
       std::memcpy(a, x + begin * item, static_cast<size_t>(there * item));
@@ -156,7 +147,7 @@ void finish(const Call& call, const Rows& rows, float* c, int64_t row, int m, in
   Finish f{};
   f.c = c;
   f.rows = m;
-  f.columns = static_cast<int>(min(matrix.n - feature, tiles / call.unit * kTile));
+  f.columns = static_cast<int>(least(matrix.n - feature, tiles / call.unit * kTile));
   f.tiles = static_cast<int>(tiles);
   f.epilogue = call.epilogue;
   if (call.bias != nullptr) {
@@ -203,7 +194,8 @@ void run_part(const Call& call, const Rows& rows, const Room& room, const Part& 
   if (part.first == 0)
     std::memset(part.totals, 0, static_cast<size_t>(rows.count * width) * sizeof(float));
   const char* a = rows.a + part.first / rows.step * rows.count * slot;
-  const int64_t groups = ceil_div(rows.count, direct ? kernels.direct_rows[call.pairs] : kernels.max_rows[call.pairs]);
+  const int64_t most = (direct ? kernels.direct_rows : kernels.max_rows)[call.pairs];
+  const int64_t groups = ceil_div(rows.count, most);
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t row = part_start(rows.count, groups, g);
     const int m = static_cast<int>(part_start(rows.count, groups, g + 1) - row);
@@ -216,7 +208,7 @@ void run_part(const Call& call, const Rows& rows, const Room& room, const Part& 
                       matrix.offsets == nullptr ? nullptr : matrix.offsets + scale,
                       rows.x_sums == nullptr ? nullptr : rows.x_sums + row * matrix.groups + group,
                       part.halves,
-                      min(matrix.group_halves - into_group, call.halves() - part.first),
+                      least(matrix.group_halves - into_group, call.halves() - part.first),
                       into_group != 0,
                       part.totals + row * width,
                       part.partial == nullptr ? nullptr : part.partial + row * width,
@@ -249,14 +241,14 @@ void run_tiles(const Call& call, const Rows& rows, const Room& room, int64_t fir
   if (alone(call, rows) != nullptr) group = kStoredTiles;
   const int64_t panel = direct ? group : kPanelTiles / group * group;
   for (int64_t begin = first; begin < last; begin += panel) {
-    const int64_t end = min(begin + panel, last);
+    const int64_t end = least(begin + panel, last);
     for (int64_t half = 0; half < call.halves(); half += rows.step) {
       for (int64_t tile = begin; tile < end; tile += group) {
         const int64_t at = (tile - begin) * kTile * rows.count;
         const Part part{tile,
-                        min(group, end - tile),
+                        least(group, end - tile),
                         half,
-                        min(rows.step, call.halves() - half),
+                        least(rows.step, call.halves() - half),
                         room.totals + at,
                         room.partial == nullptr ? nullptr : room.partial + at};
         run_part(call, rows, room, part, direct);
@@ -394,7 +386,7 @@ void qlinear(const QMatrix& matrix, uintptr_t x, int64_t x_stride, int64_t m, in
                   matrix.parts};
   thread_local Scratch scratch;
   const int64_t group = kernels->max_rows[call.pairs];
-  int64_t most = min(kMaxChunkRows, kScratchBytes / (call.halves() * call.half_bytes())) / group * group;
+  int64_t most = least(kMaxChunkRows, kScratchBytes / (call.halves() * call.half_bytes())) / group * group;
   if (most < group) most = group;
   const int64_t chunks = ceil_div(m, most);
   for (int64_t i = 0; i < chunks; ++i) {

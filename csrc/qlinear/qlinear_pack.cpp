@@ -2,9 +2,9 @@
 #include <cstring>
 #include <vector>
 
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/sizes.h"
 #include "qlinear/qlinear_kernels.h"
 
 namespace pagemill {
@@ -17,8 +17,6 @@ using KernelsFn = const Kernels* (*)();
 constexpr Table<KernelsFn> kTable = {{portable_kernels, PAGEMILL_IF_AVX2(avx2_kernels),
                                       PAGEMILL_IF_AVX512(avx512_kernels),
                                       PAGEMILL_IF_AVX512_BF16(avx512_bf16_kernels), nullptr}};
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // 32 codes of one output, zeros past the last, as the words of its lane: one every 64 bytes.
 void place(const uint8_t* codes, int64_t count, int bits, uint8_t* words) {
@@ -71,7 +69,7 @@ void qlinear_pack(uintptr_t codes, int64_t rows, int64_t k, int64_t stride, int 
 
 void qlinear_quantize(uintptr_t weight, int64_t rows, int64_t k, int64_t stride, int dtype,
                       const std::vector<int>& values, uintptr_t codes, uintptr_t scales) {
-  check(dtype == 0 || dtype == 1, "qlinear_quantize", "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check_dtype(dtype, "qlinear_quantize");
   check(rows >= 0 && k >= 1, "qlinear_quantize", "weight", "must be [rows >= 0, k >= 1]");
   check(values.size() == 16, "qlinear_quantize", "table", "must have 16 numbers");
   QuantTable table{};
@@ -82,7 +80,7 @@ void qlinear_quantize(uintptr_t weight, int64_t rows, int64_t k, int64_t stride,
     table.middles[i] = 0.5f * (table.values[i + 1] + table.values[i]);
   }
   const QuantizeFn quantize = pick(kTable)()->quantize;
-  const int64_t groups = ceil_div(k, kQuantized), item = dtype == 0 ? 4 : 2;
+  const int64_t groups = ceil_div(k, kQuantized), item = item_bytes(dtype);
   const char* from = reinterpret_cast<const char*>(weight);
   uint8_t* to = reinterpret_cast<uint8_t*>(codes);
   float* scale = reinterpret_cast<float*>(scales);

@@ -1,8 +1,8 @@
 // Rows of a packed matrix as plain numbers: the embedding that shares a head's matrix.
 #include <cstring>
 
-#include "common/check.h"
 #include "common/parallel.h"
+#include "common/sizes.h"
 #include "qlinear/qlinear_kernels.h"
 
 namespace pagemill {
@@ -61,13 +61,13 @@ void one_row(const QMatrix& m, int64_t row, int dtype, char* to) {
 }  // namespace
 
 void qlinear_rows(const QMatrix& matrix, uintptr_t ids, int64_t count, uintptr_t out, int dtype) {
-  check(dtype == 0 || dtype == 1, "qlinear_rows", "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check_dtype(dtype, "qlinear_rows");
   check(matrix.parts == 1, "qlinear_rows", "matrix", "must have one part");
   const int64_t* rows = reinterpret_cast<const int64_t*>(ids);
   for (int64_t i = 0; i < count; ++i)
     check(rows[i] >= 0 && rows[i] < matrix.n, "qlinear_rows", "ids", "must be rows of the matrix");
   char* to = reinterpret_cast<char*>(out);
-  const int64_t bytes = matrix.k * (dtype == 0 ? 4 : 2);
+  const int64_t bytes = matrix.k * item_bytes(dtype);
   parallel_for(count, 16, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) one_row(matrix, rows[i], dtype, to + i * bytes);
   });

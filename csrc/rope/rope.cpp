@@ -3,9 +3,9 @@
 #include <cmath>
 #include <vector>
 
-#include "common/check.h"
 #include "common/dispatch.h"
 #include "common/parallel.h"
+#include "common/sizes.h"
 #include "common/vec.h"
 #include "rope/rope_kernels.h"
 
@@ -44,7 +44,7 @@ void rotate_heads(uintptr_t data, int64_t token_stride, int64_t tokens, int64_t 
                   int64_t head_dim, uintptr_t weight, float eps, float offset, uintptr_t cos,
                   uintptr_t sin, int64_t half, bool interleaved, int dtype) {
   constexpr const char* kOp = "rotate_heads";
-  check(dtype == 0 || dtype == 1, kOp, "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check_dtype(dtype, kOp);
   check(tokens >= 0 && num_heads >= 1 && head_dim >= 1, kOp, "sizes",
         "must be tokens >= 0, num_heads >= 1, head_dim >= 1");
   check(tokens <= 1 || token_stride >= num_heads * head_dim, kOp, "token_stride",
@@ -69,7 +69,7 @@ void rotate_heads(uintptr_t data, int64_t token_stride, int64_t tokens, int64_t 
 void rope_angles(uintptr_t positions, int64_t count, uintptr_t inv_freq, int64_t half, float scaling,
                  uintptr_t cos, uintptr_t sin, int dtype) {
   constexpr const char* kOp = "rope_angles";
-  check(dtype == 0 || dtype == 1, kOp, "dtype", "must be 0 (float32) or 1 (bfloat16)");
+  check_dtype(dtype, kOp);
   check(count >= 0 && half >= 0, kOp, "sizes", "must be at least 0");
   if (count == 0 || half == 0) return;
   check(positions != 0 && inv_freq != 0 && cos != 0 && sin != 0, kOp, "arguments",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RowSource(Protocol):
-    """A matrix whose numbers are made from the mapped file when they are wanted."""
+    """A matrix whose numbers are read from the file when they are wanted."""
 
     @property
     def rows(self) -> int:
@@ -29,11 +29,13 @@ class RowSource(Protocol):
         ...
 
     def values(self, start: int, stop: int) -> Tensor:
-        """Return rows start:stop as float32 [stop - start, columns]."""
+        """Return rows start:stop [stop - start, columns] in new memory: plain numbers in the file's
+        dtype, others as float32.
+        """
         ...
 
-    def dequantized(self) -> Tensor:
-        """Return the whole tensor as float32."""
+    def whole(self) -> Tensor:
+        """Return the tensor that the names promise, all of it."""
         ...
 
 
@@ -51,7 +53,7 @@ class TensorInfo:
 
 
 class Checkpoint(Protocol):
-    """An opened, checked, memory-mapped model."""
+    """An opened, checked model. A file that changes until its last tensor is read is a CheckpointError."""
 
     path: Path
     format: str  # "safetensors" | "gguf"
@@ -63,5 +65,5 @@ class Checkpoint(Protocol):
         ...
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
-        """Yield each tensor once: a view of the mapped file, or rows of it that are read on demand."""
+        """Yield each tensor once: in memory, or a matrix as rows that are read on demand."""
         ...

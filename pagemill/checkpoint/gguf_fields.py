@@ -12,7 +12,7 @@ from array import array
 from typing import Any
 
 from pagemill.checkpoint.gguf_reader import GGUFFile
-from pagemill.checkpoint.unreadable import unreadable
+from pagemill.checkpoint.steady_file import SteadyFile
 from pagemill.errors import CheckpointError
 
 _MAX_SIZE = 2**31 - 1
@@ -135,12 +135,8 @@ class Fields:
         if tensor.type_name != "F32" or tensor.shape != (count,):
             got = f"{tensor.type_name} {tensor.shape}"
             raise self._error(f"tensor {tensor_name}", got, f"F32 ({count},)")
-        try:
-            with self.file.path.open("rb") as stream:
-                stream.seek(tensor.offset)
-                raw = stream.read(tensor.size_bytes)
-        except OSError as error:
-            raise unreadable(self.file.path, error) from error
+        file = SteadyFile(self.file.path, self.file.state)
+        raw = file.read(tensor.offset, tensor.size_bytes)
         values = list(struct.unpack(f"<{count}f", raw))
         if not all(0 < value < math.inf for value in values):
             raise self._error(f"tensor {tensor_name}", values, "finite numbers over 0")

@@ -1,6 +1,6 @@
 """Models as one .gguf file, under Hugging Face's names, keys and layouts.
 
-Owns the mapping of the file. Plain tensors are views of it, quantized matrices rows of blocks in it.
+Large matrices are handed out as rows of the file: of plain numbers, or of blocks.
 Called by `open_checkpoint`.
 """
 
@@ -15,12 +15,11 @@ from pagemill.checkpoint.gguf_config import architecture_of, heads_of, make_conf
 from pagemill.checkpoint.gguf_names import MATRIX_UNDOS, Undo, rename, transpose
 from pagemill.checkpoint.gguf_quants import dequantize, require_supported
 from pagemill.checkpoint.gguf_reader import PLAIN_BYTES, GGUFTensor, read_gguf
-from pagemill.errors import CheckpointError
+from pagemill.checkpoint.steady_file import SteadyFile
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
 
 class GGUFCheckpoint:
@@ -48,33 +47,33 @@ class GGUFCheckpoint:
         }
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
-        """Yield each tensor once: F32, F16 and BF16 as views, matrices of blocks as BlockTensor."""
-        import numpy as np
+        """Yield each tensor once: matrices of blocks as BlockTensor, large plain ones as PlainRows."""
+        from torch import Tensor
 
-        if self._file.path.stat().st_size < self._file.size_bytes:
-            raise CheckpointError(f"{self.path} became shorter while it was open; load it again")
-        # Private pages: torch wants writable memory, and a write must never reach the file.
-        mapped = np.asarray(np.memmap(self.path, dtype=np.uint8, mode="c"))
+        file = SteadyFile(self.path, self._file.state)
         for entry in self._renamed:
             source = self._file.tensors[entry.source]
-            raw = mapped[source.offset : source.offset + source.size_bytes]
             in_blocks = source.type_name not in PLAIN_BYTES and len(source.shape) == 2
             if in_blocks and (entry.undo is None or entry.undo in MATRIX_UNDOS):
-                yield entry.name, self._blocks(raw, source, entry.undo)
+                yield entry.name, self._blocks(file, source, entry.undo)
                 continue
-            tensor = _to_torch(raw, source)
-            yield entry.name, tensor if entry.undo is None else entry.undo(tensor, self._heads)
+            stored = _plain(file, source)
+            if entry.undo is not None:
+                tensor = stored if isinstance(stored, Tensor) else stored.whole()
+                stored = entry.undo(tensor, self._heads)
+            yield entry.name, stored
 
-    def _blocks(self, raw: NDArray[np.uint8], source: GGUFTensor, undo: Undo | None) -> Stored:
+    def _blocks(self, file: SteadyFile, source: GGUFTensor, undo: Undo | None) -> Stored:
         """Return a matrix in its blocks; the converter's layout change becomes an order of rows."""
-        from pagemill.checkpoint.gguf_blocks import BlockTensor
+        from pagemill.checkpoint.gguf_blocks import BlockTensor, FileRows
 
         rows, columns = source.shape
+        raw = FileRows(file, source.offset, rows, source.size_bytes // rows)
         transposed = undo is transpose
         order = None
         if undo is not None and not transposed:
             order = self._row_order(rows, undo)
-        return BlockTensor(source.type_name, raw.reshape(rows, -1), columns, order, transposed)
+        return BlockTensor(source.type_name, raw, columns, order, transposed)
 
     def _row_order(self, rows: int, undo: Undo) -> NDArray[np.int64]:
         import torch
@@ -83,11 +82,15 @@ class GGUFCheckpoint:
         return order
 
 
-def _to_torch(raw: NDArray[np.uint8], source: GGUFTensor) -> Tensor:
-    """Return a tensor's bytes as torch's: [source.shape]."""
+def _plain(file: SteadyFile, source: GGUFTensor) -> Stored:
+    """Return a tensor of numbers [source.shape], made from blocks where it is no matrix."""
+    import numpy as np
     import torch
 
-    if PLAIN_BYTES.get(source.type_name) and source.offset % PLAIN_BYTES[source.type_name] == 0:
-        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        return torch.from_numpy(raw).view(dtype[source.type_name]).reshape(source.shape)
+    from pagemill.checkpoint.plain_rows import stored_tensor
+
+    dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    if source.type_name in dtypes:
+        return stored_tensor(file, source.offset, source.shape, dtypes[source.type_name])
+    raw = np.frombuffer(file.read(source.offset, source.size_bytes), dtype=np.uint8)
     return torch.from_numpy(dequantize(raw, source.type_name, source.shape))

@@ -2,13 +2,12 @@
 
 Whoever made the file is not trusted: every count, length, type and offset is compared with the file's
 size before it is used, and every error is a CheckpointError with file, field and numbers. Owns nothing
-after a call; no tensor data is touched. Called by the GGUF checkpoint and by the tokenizer room.
+after a call; no tensor data is read. Called by the GGUF checkpoint and by the tokenizer room.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian)
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 import sys
 from array import array
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagemill.checkpoint.unreadable import unreadable
+from pagemill.checkpoint.steady_file import FileState, SteadyFile
 from pagemill.errors import CheckpointError
 
 T = TypeVar("T")
@@ -31,6 +30,7 @@ MAX_ARRAY_OBJECTS = 1 << 22
 MAX_ARRAY_DEPTH = 4
 MAX_ENTRIES = 1 << 20  # metadata entries, and tensors
 MAX_HEADER_BYTES = 1 << 30  # everything before the tensor data
+_FIRST_READ_BYTES = 1 << 20
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 # Value types of fixed size: the struct letter is also the letter of `array`.
@@ -76,7 +76,7 @@ class GGUFFile:
     version: int
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
-    size_bytes: int
+    state: FileState  # in which it was read
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -95,25 +95,34 @@ def read_gguf(path: str | Path) -> GGUFFile:
 
 
 def _read(path: Path, parse: Callable[[_Cursor], T]) -> T:
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            if size < 24:
-                raise CheckpointError(f"{path} has {size} bytes; that is no GGUF file")
-            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return parse(_Cursor(data, size, path))
-    except OSError as error:
-        raise unreadable(path, error) from error
+    file = SteadyFile(path)
+    size = file.state.size_bytes
+    if size < 24:
+        raise CheckpointError(f"{path} has {size} bytes; that is no GGUF file")
+    return parse(_Cursor(file))
 
 
 class _Cursor:
-    """A position in the mapped file that cannot leave it, nor the part that a header may take."""
+    """A position in the file that cannot leave it, nor the part that a header may take.
 
-    def __init__(self, data: mmap.mmap, size: int, path: Path) -> None:
-        self.data, self.size, self.path = data, size, path
-        self.end = min(size, MAX_HEADER_BYTES)
+    `data` is the file's beginning, as far as it was needed.
+    """
+
+    def __init__(self, file: SteadyFile) -> None:
+        self.file, self.path, self.size = file, file.path, file.state.size_bytes
+        self.end = min(self.size, MAX_HEADER_BYTES)
+        self.data = b""
         self.position = 0
         self.objects_left = MAX_ARRAY_OBJECTS
+
+    def reach(self, stop: int) -> bytes:
+        """Read on, to `stop` or the end, whichever comes first; return all that was read."""
+        have = len(self.data)
+        if have < min(stop, self.end):
+            # At least as much again, so that a long header is copied only a few times.
+            wanted = min(max(stop, 2 * have, _FIRST_READ_BYTES), self.end)
+            self.data += self.file.read(have, wanted - have)
+        return self.data
 
     def fail(self, field: str, problem: str) -> CheckpointError:
         return CheckpointError(
@@ -121,12 +130,13 @@ class _Cursor:
         )
 
     def need(self, count: int, field: str) -> None:
-        """Check that `count` bytes are left."""
+        """Check that `count` bytes are left, and read them."""
         left = self.end - self.position
         if count > left:
             raise self.fail(
                 field, f"needs {count} bytes at offset {self.position}, but {left} are left"
             )
+        self.reach(self.position + count)
 
     def number(self, letter: str, field: str) -> Any:
         size = struct.calcsize("<" + letter)
@@ -163,7 +173,7 @@ class _Cursor:
 
 def _parse_start(cursor: _Cursor) -> tuple[int, int, int]:
     """Return (version, tensor count, metadata count) of the header."""
-    magic = cursor.data[:4]
+    magic = cursor.reach(24)[:4]
     if magic != MAGIC:
         raise CheckpointError(
             f"{cursor.path} begins with {magic!r}, not {MAGIC!r}: it is no GGUF file"
@@ -220,6 +230,7 @@ def _parse_array(cursor: _Cursor, field: str, depth: int) -> Any:
     if letter is not None:
         size = struct.calcsize("<" + letter)
         count = cursor.count(f"{field}, its length,", size)
+        cursor.need(count * size, field)
         numbers = array(letter)
         numbers.frombytes(cursor.data[cursor.position : cursor.position + count * size])
         if sys.byteorder == "big":
@@ -255,13 +266,18 @@ def _as_bools(cursor: _Cursor, values: Any, field: str) -> list[bool]:
 
 def _parse_strings(cursor: _Cursor, count: int, field: str) -> list[str]:
     # A vocabulary has hundreds of thousands of these: no method call for each.
-    data, position, end = cursor.data, cursor.position, cursor.end
+    data, position = cursor.data, cursor.position
     length_of = struct.Struct("<Q").unpack_from
     strings: list[str] = []
     for index in range(count):
         start = position + 8
-        if start > end or (stop := start + length_of(data, position)[0]) > end:
-            cursor.position = min(position, end)
+        if start > len(data):
+            data = cursor.reach(start)
+        stop = start + length_of(data, position)[0] if start <= len(data) else start
+        if len(data) < stop <= cursor.end:
+            data = cursor.reach(stop)
+        if stop > len(data):
+            cursor.position = min(position, cursor.end)
             raise cursor.fail(
                 f"{field}, string {index} of {count},", "runs over the end of the file"
             )
@@ -293,7 +309,7 @@ def _parse(cursor: _Cursor, path: Path) -> GGUFFile:
         )
     data_start = -(-cursor.position // alignment) * alignment
     return GGUFFile(
-        path, version, metadata, _place(cursor, tensors, data_start, alignment), cursor.size
+        path, version, metadata, _place(cursor, tensors, data_start, alignment), cursor.file.state
     )
 
 

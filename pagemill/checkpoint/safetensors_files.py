@@ -1,7 +1,7 @@
 """Models as Hugging Face folders: config.json and safetensors files, one or sharded.
 
 Owns the checks of a folder: every header is verified against its file, and shards against the index,
-before the first tensor is handed out. Data stays in the mapped file. Called by `open_checkpoint`.
+before the first tensor is handed out. Called by `open_checkpoint`.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -12,15 +12,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
-from pagemill.checkpoint.base import TensorInfo
+from pagemill.checkpoint.base import Stored, TensorInfo
 from pagemill.checkpoint.json_files import parse_json_object, read_json_object
-from pagemill.checkpoint.unreadable import unreadable
+from pagemill.checkpoint.steady_file import FileState, SteadyFile
 from pagemill.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -36,6 +33,16 @@ _DTYPE_BITS = {
 }  # fmt: skip
 
 
+# torch's names of the dtypes; it has none for the others.
+_TORCH_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16",
+    "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64",
+    "F64": "float64", "I64": "int64", "U64": "uint64",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     info: TensorInfo
@@ -43,8 +50,17 @@ class _Entry:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself, checked."""
+
+    tensors: dict[str, TensorInfo]
+    offsets: dict[str, int]  # where each tensor begins, in bytes from the start of the file
+    state: FileState  # in which it was read
+
+
 class SafetensorsCheckpoint:
-    """A checked folder. Tensors are views of the mapped files in the files' own dtypes."""
+    """A checked folder."""
 
     format = "safetensors"
 
@@ -52,7 +68,7 @@ class SafetensorsCheckpoint:
         self.path = path
         self.config, self.generation_config = read_folder_configs(path)
         self._infos: dict[str, TensorInfo] = {}
-        self._files: dict[Path, list[str]] = {}
+        self._headers: dict[Path, Header] = {}
         for file in _weight_files(path):
             self._add_file(file)
         if not self._infos:
@@ -60,33 +76,37 @@ class SafetensorsCheckpoint:
 
     def _add_file(self, file: Path) -> None:
         header = read_header(file)
-        for name in header:
+        for name in header.tensors:
             if name in self._infos:
-                first = next(f.name for f, names in self._files.items() if name in names)
+                first = next(f.name for f, one in self._headers.items() if name in one.tensors)
                 raise CheckpointError(
                     f"tensor {name!r} is in two files of {self.path}: {first} and {file.name}; "
                     "delete the shards that do not belong to the model"
                 )
-        self._infos.update(header)
-        self._files[file] = list(header)
+        self._infos.update(header.tensors)
+        self._headers[file] = header
 
     def infos(self) -> dict[str, TensorInfo]:
         """Return every tensor by its name, without reading data."""
         return dict(self._infos)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor once, a view of its mapped file: [info.shape], the file's dtype."""
-        from safetensors import SafetensorError, safe_open
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """Yield each tensor once in the file's dtype [info.shape], large matrices as PlainRows.
 
-        for file, names in self._files.items():
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    for name in names:
-                        yield name, opened.get_tensor(name)
-            except OSError as error:
-                raise unreadable(file, error) from error
-            except SafetensorError as error:
-                raise CheckpointError(f"cannot read {file}: {error}") from error
+        Numbers that torch has no dtype for come as the bytes they take.
+        """
+        import torch
+
+        from pagemill.checkpoint.plain_rows import read_tensor, stored_tensor
+
+        for path, header in self._headers.items():
+            file = SteadyFile(path, header.state)
+            for name, info in header.tensors.items():
+                offset, dtype = header.offsets[name], _TORCH_DTYPES.get(info.dtype)
+                if dtype is None:
+                    yield name, read_tensor(file, offset, (info.size_bytes,), torch.uint8)
+                else:
+                    yield name, stored_tensor(file, offset, info.shape, getattr(torch, dtype))
 
 
 def read_folder_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -173,7 +193,7 @@ def _indexed_files(index: Path) -> list[Path]:
             f"{_some(missing)}; download them again"
         )
     for file_name, names in by_file.items():
-        held = read_header(index.parent / file_name)
+        held = read_header(index.parent / file_name).tensors
         absent = sorted(set(names) - held.keys())
         if absent:
             raise CheckpointError(
@@ -189,33 +209,30 @@ def _some(names: Iterable[str], limit: int = 8) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def read_header(file: Path) -> dict[str, TensorInfo]:
+def read_header(path: Path) -> Header:
     """Return the tensors of one safetensors file, its header checked against the file's size."""
-    try:
-        with file.open("rb") as stream:
-            file_size = stream.seek(0, 2)
-            stream.seek(0)
-            start = stream.read(8)
-            if len(start) < 8:
-                raise CheckpointError(
-                    f"{file} has {file_size} bytes and is cut short: no safetensors header; "
-                    "download it again"
-                )
-            (size,) = struct.unpack("<Q", start)
-            if size > min(file_size - 8, MAX_HEADER_BYTES):
-                raise CheckpointError(
-                    f"{file} is not a whole safetensors file: its header claims {size} bytes, the file "
-                    f"has {file_size} (limit {MAX_HEADER_BYTES}); download it again"
-                )
-            raw = stream.read(size)
-    except OSError as error:
-        raise unreadable(file, error) from error
-    return _check_header(
-        parse_json_object(raw, f"the header of {file}"), file, file_size - 8 - size
+    file = SteadyFile(path)
+    file_size = file.state.size_bytes
+    if file_size < 8:
+        raise CheckpointError(
+            f"{path} has {file_size} bytes and is cut short: no safetensors header; download it again"
+        )
+    (size,) = struct.unpack("<Q", file.read(0, 8))
+    if size > min(file_size - 8, MAX_HEADER_BYTES):
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file: its header claims {size} bytes, the file "
+            f"has {file_size} (limit {MAX_HEADER_BYTES}); download it again"
+        )
+    raw = file.read(8, size)
+    entries = _check_header(
+        parse_json_object(raw, f"the header of {path}"), path, file_size - 8 - size
     )
+    tensors = {entry.info.name: entry.info for entry in entries}
+    offsets = {entry.info.name: 8 + size + entry.begin for entry in entries}
+    return Header(tensors, offsets, file.state)
 
 
-def _check_header(header: dict[str, Any], file: Path, data_size: int) -> dict[str, TensorInfo]:
+def _check_header(header: dict[str, Any], file: Path, data_size: int) -> list[_Entry]:
     entries = [
         _read_entry(name, entry, file) for name, entry in header.items() if name != "__metadata__"
     ]
@@ -233,7 +250,7 @@ def _check_header(header: dict[str, Any], file: Path, data_size: int) -> dict[st
             f"{file}: the tensors need {position} bytes, the file holds {data_size}: it is "
             f"{'cut short' if position > data_size else 'too long'}; download it again"
         )
-    return {entry.info.name: entry.info for entry in entries}
+    return entries
 
 
 def _read_entry(name: str, entry: Any, file: Path) -> _Entry:

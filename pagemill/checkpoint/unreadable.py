@@ -9,10 +9,10 @@ from pagemill.errors import CheckpointError, OutOfMemoryError, PagemillError
 
 
 def unreadable(path: Path, error: OSError) -> PagemillError:
-    """Return the error to raise: the file's fault, or the system's where it has no memory to map it."""
+    """Return the error to raise: the file's fault, or the system's where it has no memory to read it."""
     if error.errno == errno.ENOMEM:
         return OutOfMemoryError(
-            f"the system refused memory while {path} was mapped: {error.strerror}. The file is not at "
+            f"the system refused memory while {path} was read: {error.strerror}. The file is not at "
             "fault: raise the process's limit (ulimit -v, or the container's), start fewer threads, or "
             "free memory"
         )

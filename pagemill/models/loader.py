@@ -1,7 +1,7 @@
 """Builds a model and fills it from a checkpoint, or with made-up weights.
 
 Everything that can be wrong about the names and shapes is found before data is read; then each tensor
-is cast and copied from the mapped file into its place, and a layer is brought into the form that its
+is cast and copied from the file into its place, and a layer is brought into the form that its
 weight format computes with as soon as it is complete. So there is never more than one copy of the
 weights plus one layer. Called by the worker (`load_model`) and the memory plan
 (`build_meta_model`).

@@ -107,7 +107,7 @@ class RawTarget:
         return None if dtype in self.dtypes else f"needed {' or '.join(self.dtypes)}"
 
     def fill(self, stored: Stored) -> None:
-        """Keep the tensor; it is a view of the mapped file."""
+        """Keep the tensor; a large one is still in the file."""
         self.waiting[self.name] = stored
 
 

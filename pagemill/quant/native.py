@@ -1,6 +1,6 @@
 """Weights kept in the model's dtype, packed for the native kernels. Needs the extension.
 
-A layer's rows wait as views of the mapped file until the layer is complete, and are packed from there.
+A layer's rows wait in the file until the layer is complete, and are packed piece by piece from there.
 What comes in another shape is written as plain rows first, which are freed when they are packed: beside
 one copy of all weights there is never more than one layer. A tied embedding is packed with the head, and
 its rows are read out of the tiles.
@@ -50,7 +50,7 @@ class NativeDense(Unquantized):
         return found
 
     def finish(self, layer: nn.Module) -> None:
-        """Pack the rows of a layer, those that wait straight from the mapped file."""
+        """Pack the rows of a layer, those that wait straight from the file."""
         shape, weight = _shape(layer), cast(Tensor, layer.weight)
         fused = shape.gate is not None and native_ops.fuses_gate(shape.gate)
         parts = 2 if fused else 1

@@ -1,6 +1,6 @@
 """One layer whose matrices come quantized from a checkpoint: packed while loading, then used.
 
-The files' tensors wait as views of the mapped file until the layer is complete; then its codes are
+The files' tensors wait, large ones unread, until the layer is complete; then its codes are
 packed, some rows at a time. Parts of a fused layer may differ: neighbours that agree share one packed
 matrix (gate and up in alternate tiles, for the fused activation), the others write their outputs side
 by side. Where the columns of a matrix lie in another order than the inputs (GPTQ's act-order), the

@@ -58,7 +58,7 @@ class RoundedFormat:
 
 
 class CodeSource(Protocol):
-    """The codes of one matrix, made from the mapped file when they are wanted."""
+    """The codes of one matrix, made when they are wanted."""
 
     @property
     def column_order(self) -> Tensor | None:
@@ -246,10 +246,9 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 
 def plain(waiting: Mapping[str, Stored], word: str) -> Tensor:
-    """Return a tensor of a safetensors file."""
+    """Return a tensor of a safetensors file, read now if it waits there."""
     found = waiting[word]
-    assert isinstance(found, Tensor), "safetensors files hand out tensors"
-    return found
+    return found if isinstance(found, Tensor) else found.whole()
 
 
 class ByteCodes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pagemill.checkpoint.base import Stored
 from pagemill.quant.base import Target
 
-# Elements that are cast at a time on their way into tiles: they stay in the caches.
+# Elements that are read and cast at a time on their way into tiles: they stay in the caches.
 _SLICE_ELEMENTS = 1 << 18
 
 
@@ -36,8 +36,8 @@ class StoredRows:
     def slices(self, start: int, stop: int, multiple: int) -> Iterator[tuple[int, Tensor]]:
         """Yield (row, rows from there on) of rows start:stop in the model's dtype.
 
-        What needs no cast comes at once; else some rows at a time, a multiple but for the last, in
-        memory that the next ones take.
+        What lies in memory and needs no cast comes at once; else some rows at a time, a multiple but
+        for the last.
         """
         if start >= stop:
             return
@@ -46,15 +46,13 @@ class StoredRows:
             yield start, stored[start - first : stop - first]
             return
         step = max(1, _SLICE_ELEMENTS // self.columns // multiple) * multiple
-        room = torch.empty(min(step, stop - start), self.columns, dtype=self.dtype)
         for begin in range(start, stop, step):
             end = min(begin + step, stop)
-            part = room[: end - begin]
             if isinstance(stored, Tensor):
-                part.copy_(stored[begin - first : end - first])
+                values = stored[begin - first : end - first]
             else:
-                part.copy_(stored.values(begin - first, end - first))
-            yield begin, part
+                values = stored.values(begin - first, end - first)
+            yield begin, values.to(self.dtype)
 
     def copy_to(self, weight: Tensor) -> None:
         """Write the rows into the matrix."""
@@ -69,7 +67,7 @@ class WaitingRows(Target):
     waiting: list[StoredRows] = field(default_factory=list)
 
     def fill(self, stored: Stored) -> None:
-        """Keep the rows, views of the mapped file; write them where they come in another shape."""
+        """Keep the rows, unread; write them where they come in another shape."""
         rows = StoredRows(self.start, stored, self.view.shape[1], self.view.dtype)
         if isinstance(stored, Tensor):
             as_is = stored.shape == self.view.shape and stored.stride(1) == 1

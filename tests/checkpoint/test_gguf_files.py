@@ -254,7 +254,7 @@ def test_untied_head_is_read_as_the_head(tmp_path: Path) -> None:
     assert torch.equal(dict(checkpoint.tensors())["lm_head.weight"], state["lm_head.weight"])
 
 
-def test_plain_tensors_are_views_and_writing_them_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_writing_to_tensors_leaves_the_file_alone(tmp_path: Path) -> None:
     family = FAMILIES["qwen3"]
     _, state = original(family)
     path = write(family, state, tmp_path / "x.gguf")

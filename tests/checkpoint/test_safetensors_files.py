@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from pagemill.checkpoint import open_checkpoint, read_configs
+from pagemill.checkpoint.plain_rows import PlainRows
 from pagemill.checkpoint.safetensors_files import read_header
 from pagemill.errors import CheckpointError
 
@@ -70,13 +71,34 @@ def test_every_tensor_is_yielded_once_with_shape_dtype_and_values(
     assert checkpoint.format == "safetensors"
 
 
-def test_tensors_are_views_of_the_mapped_file(tmp_path: Path) -> None:
+def test_large_matrices_come_as_rows_that_are_read_when_they_are_wanted(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
-    save_file({"w": torch.ones(1 << 20)}, folder / "model.safetensors")
-    ((_, tensor),) = open_checkpoint(folder).tensors()
-    with Path("/proc/self/maps").open() as maps:
-        spans = [line.split()[0].split("-") for line in maps if "model.safetensors" in line]
-    assert any(int(a, 16) <= tensor.data_ptr() < int(b, 16) for a, b in spans)
+    weight = torch.arange(1 << 19, dtype=torch.int32).view(torch.float32).view(-1, 512)
+    save_file({"w": weight, "long": weight.view(-1)}, folder / "model.safetensors")
+    read = dict(open_checkpoint(folder).tensors())
+    rows = read["w"]
+    assert isinstance(rows, PlainRows)
+    assert (rows.rows, rows.columns, rows.dtype) == (1024, 512, torch.float32)
+    assert torch.equal(rows.values(1000, 1024).view(torch.int32), weight[1000:].view(torch.int32))
+    assert torch.equal(rows.whole().view(torch.int32), weight.view(torch.int32))
+    assert isinstance(read["long"], torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+        torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
+    ],
+)  # fmt: skip
+def test_dtypes_are_those_that_the_writer_had(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = make_folder(tmp_path / "m")
+    original = {"w": torch.ones(3, 2).to(dtype), "scalar": torch.ones(()).to(dtype)}
+    save_file(original, folder / "model.safetensors")
+    for name, tensor in open_checkpoint(folder).tensors():
+        assert isinstance(tensor, torch.Tensor)
+        assert (tensor.dtype, tensor.shape) == (dtype, original[name].shape)
+        assert torch.equal(tensor.double(), original[name].double())
 
 
 def test_configs_are_read_without_weights(tmp_path: Path) -> None:
@@ -202,6 +224,7 @@ def test_mutated_file_raises_nothing_but_checkpoint_error(
     try:
         checkpoint = open_checkpoint(folder)
         for name, tensor in checkpoint.tensors():
+            assert isinstance(tensor, torch.Tensor)
             assert tuple(tensor.shape) == checkpoint.infos()[name].shape
     except CheckpointError:
         return

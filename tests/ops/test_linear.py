@@ -242,6 +242,18 @@ def test_the_peak_of_tiles_counts_what_is_done(
     assert count == 1 + 8 + 3 * 4 + 1  # configure, zero, multiply, release
 
 
+@pytest.mark.parametrize("kind", SOFTWARE.values())
+def test_the_path_of_tiles_reads_memory_and_pieces_of_it(
+    kind: str, amx_libraries: AmxLibraries
+) -> None:
+    library = amx_libraries.of(kind)
+    memory = torch.arange(8 * 40)
+    order = torch.tensor([3, 0, 39, 7])
+    assert library.read_memory(memory.data_ptr(), 8 * 320) == int(memory.sum())
+    found = library.read_pieces(memory.data_ptr(), 64, order.data_ptr(), 4)
+    assert found == int(memory.view(40, 8)[order].sum())
+
+
 def test_a_row_outside_the_matrix_is_refused() -> None:
     weight = packed(draw(5, 8))
     for wrong in (-1, 5):

@@ -55,6 +55,8 @@ class AmxLibrary:
             setattr(self, name, self._guarded(function))
         self._library.amx_peak_flops.restype = ctypes.c_double
         self._library.amx_peak_int8_ops.restype = ctypes.c_double
+        self._library.amx_read_memory.restype = ctypes.c_uint64
+        self._library.amx_read_pieces.restype = ctypes.c_uint64
         if trapped:
             self._library.amx_count_traps.restype = ctypes.c_uint64
 
@@ -69,6 +71,15 @@ class AmxLibrary:
     def peak_int8_ops(self, rounds: int) -> float:
         """Return the operations done by so many rounds of products of bytes."""
         return float(self._library.amx_peak_int8_ops(ctypes.c_int64(rounds)))
+
+    def read_memory(self, start: int, size_bytes: int) -> int:
+        """Return the sum of the words of some memory."""
+        return int(self._library.amx_read_memory(_SIZE(start), _INT(size_bytes)))
+
+    def read_pieces(self, start: int, piece_bytes: int, order: int, count: int) -> int:
+        """Return the sum of the words of some pieces, whose numbers [count] int64 lie at `order`."""
+        pieces = _SIZE(start), _INT(piece_bytes), _SIZE(order), _INT(count)
+        return int(self._library.amx_read_pieces(*pieces))
 
     def install_traps(self) -> None:
         """Carry out tile instructions in software from now on."""

@@ -64,6 +64,12 @@ void amx_set_num_threads(int count) { pagemill::set_num_threads(count); }
 double amx_peak_flops(int64_t rounds) { return pagemill::peak_flops(1, rounds); }
 double amx_peak_int8_ops(int64_t rounds) { return pagemill::peak_int8_ops(rounds); }
 
+uint64_t amx_read_memory(uintptr_t from, int64_t bytes) { return pagemill::read_memory(from, bytes); }
+
+uint64_t amx_read_pieces(uintptr_t from, int64_t piece_bytes, uintptr_t order, int64_t count) {
+  return pagemill::read_pieces(from, piece_bytes, order, count);
+}
+
 const char* amx_pack_linear(uintptr_t weight, int64_t rows, int64_t k, int64_t stride,
                             uintptr_t packed, int64_t tile_first, int64_t tile_step, int dtype) {
   return guarded([&] {

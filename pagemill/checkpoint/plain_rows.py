@@ -1,0 +1,62 @@
+"""Tensors of plain numbers in a file: small ones read at once, large matrices when they are wanted.
+
+A matrix that is packed or cast is needed once, some rows at a time; so it never stands in memory beside
+what is made of it. Called by the readers of this room.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagemill.checkpoint.steady_file import SteadyFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagemill.checkpoint.base import Stored
+
+# Tensors of up to so many bytes are read at once.
+_WHOLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRows:
+    """The rows of a matrix in a file, which has been checked to hold them."""
+
+    file: SteadyFile
+    offset: int  # bytes from the start of the file
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    transposed = False
+
+    def values(self, start: int, stop: int) -> Tensor:
+        """Return rows start:stop in the file's dtype, [stop - start, columns]."""
+        at = self.offset + start * self.columns * self.dtype.itemsize
+        return read_tensor(self.file, at, (stop - start, self.columns), self.dtype)
+
+    def whole(self) -> Tensor:
+        """Return the matrix."""
+        return self.values(0, self.rows)
+
+
+def read_tensor(
+    file: SteadyFile, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Return a tensor [shape] of the file in memory of its own."""
+    raw = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+    file.read_into(offset, memoryview(raw.numpy()))
+    return raw.view(dtype).view(shape)
+
+
+def stored_tensor(
+    file: SteadyFile, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> Stored:
+    """Return a tensor [shape] of the file, or a large matrix as rows that are read when wanted."""
+    if len(shape) == 2 and math.prod(shape) * dtype.itemsize > _WHOLE_BYTES:
+        return PlainRows(file, offset, *shape, dtype)
+    return read_tensor(file, offset, shape, dtype)
