@@ -4,8 +4,8 @@
 //
 // V gives: Vec, kLanes, kFewRows, kGroupRows, max_tiles(rows), tiles_alone(rows, dtype), zero(),
 // load(float*), store(float*, Vec), set1(float), fma(a, b, c) = a * b + c, low(p) and high(p): the first
-// and second numbers of the bfloat16 pairs at p, as floats. With kPairs: dot(c, a, b) = c + the sum of two products a lane,
-// pair(p): a pair spread over all lanes, raw(p).
+// and second numbers of the bfloat16 pairs at p, as floats. With kPairs: dot(c, a, b) = c + the sum of two
+// products a lane, pair(p): a pair spread over all lanes, raw(p).
 #pragma once
 
 #include "linear/epilogue_loops.h"

@@ -3,9 +3,10 @@
 // no code compiled for one instruction set is shared with another.
 //
 // V gives: Sums (kLanes of int32), kLanes, kMaxRowGroup, kAloneRows (a row group that is the only one),
-// max_tiles(rows), kWords, zero(), load(int32*), store(int32*, Sums), add(Sums, Sums); Weights and weights(p): kLanes outputs times 4
-// bytes; Codes and spread(p): four activation codes (8 bytes at p with kWords, else 4), for all lanes;
-// dot(sums, weights, codes); keep(sums): the compiler may not know what they are.
+// max_tiles(rows), kWords, zero(), load(int32*), store(int32*, Sums), add(Sums, Sums); Weights and
+// weights(p): kLanes outputs times 4 bytes; Codes and spread(p): four activation codes (8 bytes at p with
+// kWords, else 4), for all lanes; dot(sums, weights, codes); keep(sums): the compiler may not know what
+// they are.
 #pragma once
 
 #include <cstring>

@@ -386,7 +386,8 @@ void qlinear(const QMatrix& matrix, uintptr_t x, int64_t x_stride, int64_t m, in
                   matrix.parts};
   thread_local Scratch scratch;
   const int64_t group = kernels->max_rows[call.pairs];
-  int64_t most = least(kMaxChunkRows, kScratchBytes / (call.halves() * call.half_bytes())) / group * group;
+  const int64_t fitting = kScratchBytes / (call.halves() * call.half_bytes());
+  int64_t most = least(kMaxChunkRows, fitting) / group * group;
   if (most < group) most = group;
   const int64_t chunks = ceil_div(m, most);
   for (int64_t i = 0; i < chunks; ++i) {

@@ -2,9 +2,10 @@
 // Included by the qlinear_<isa>.cpp files only; everything is in an unnamed namespace.
 //
 // V gives: Vec (floats), kLanes, zero(), load(float*), store(float*, Vec), set1(float), fma(a, b, c) =
-// a * b + c, half(uint16_t*): kLanes float16 numbers, and_xor(w, mask, flip) = (w & mask) ^ flip; Nibbles with nibbles(line, matrix) and value(nibbles, i): what
-// the nibble i of each word stands for. With kPairs: Raw, raw(p), pair(p): a pair spread over all lanes,
-// dot(c, a, b), and pair_of_nibbles, pair_of_fp8 (see there).
+// a * b + c, half(uint16_t*): kLanes float16 numbers, and_xor(w, mask, flip) = (w & mask) ^ flip; Nibbles
+// with nibbles(line, matrix) and value(nibbles, i): what the nibble i of each word stands for. With
+// kPairs: Raw, raw(p), pair(p): a pair spread over all lanes, dot(c, a, b), and pair_of_nibbles,
+// pair_of_fp8 (see there).
 #pragma once
 
 #include "linear/epilogue_loops.h"
