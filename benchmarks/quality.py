@@ -159,8 +159,8 @@ def text_table(model: str, names: list[str], stored: list[str]) -> Iterator[str]
 def error_table(folder: str, formats: list[str]) -> Iterator[str]:
     """Yield the lines of the table on single matrices."""
     matrices = [
-        tensor
-        for name, tensor in SafetensorsCheckpoint(Path(folder)).tensors()
+        stored if isinstance(stored, torch.Tensor) else stored.whole()
+        for name, stored in SafetensorsCheckpoint(Path(folder)).tensors()
         if name.endswith(".weight") and name.split(".")[-2] in _MATRICES
     ]
     generator = torch.Generator().manual_seed(0)
