@@ -49,7 +49,7 @@ def read_tensor(
 ) -> Tensor:
     """Return a tensor [shape] of the file in memory of its own."""
     raw = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
-    file.read_into(offset, memoryview(raw.numpy()))
+    file.read_into(offset, raw.numpy().data)
     return raw.view(dtype).view(shape)
 
 
