@@ -3,7 +3,7 @@
 A *kind* is the set of layers with one sliding window; each kind has a table of its own, so that layers
 which see a window only let go of what lies behind it. All blocks have equal bytes and come from one pool:
 a block is a number of cells, each `block_size` tokens of one layer, and a kind of few layers uses them for more
-tokens (docs/decisions/011).
+tokens (docs/decisions/013).
 
     15 windowed layers, 3 full ones:    15 cells a block
         windowed    15 layers x  1 cell     16 tokens a block
