@@ -128,10 +128,21 @@ class Workload:
         self.sim.end_step(step, result)
         self.sim.scheduler.check_invariants()
         self.note_names()
+        self.check_windows()
         if result.lost is not None:
             self.check_contents()
         pool = self.pool
         assert pool.num_free + pool.num_used + pool.num_cached == pool.num_blocks
+
+    def check_windows(self) -> None:
+        """Assert that between two steps nobody holds what nobody reads."""
+        blocks = self.sim.scheduler._blocks
+        for seq_id in blocks.holders():
+            sequence = self.sim.scheduler._roster.sequences[seq_id]
+            assert blocks.num_let_go(sequence) == [
+                min(kind.first_block(sequence.num_computed), len(table))
+                for kind, table in zip(self.layout.kinds, blocks.tables(seq_id), strict=True)
+            ], "a block that nobody reads is held"
 
     @property
     def pool(self) -> BlockPool:
