@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -24,14 +25,17 @@ class RowSource(Protocol):
         ...
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Return what `values` gives: the file's dtype for plain numbers, else float32."""
+        ...
+
+    @property
     def transposed(self) -> bool:
         """Return whether the tensor that the names promise is the transpose of these rows."""
         ...
 
     def values(self, start: int, stop: int) -> Tensor:
-        """Return rows start:stop [stop - start, columns] in new memory: plain numbers in the file's
-        dtype, others as float32.
-        """
+        """Return rows start:stop [stop - start, columns] in new memory."""
         ...
 
     def whole(self) -> Tensor:

@@ -16,6 +16,7 @@ from pagemill.checkpoint.gguf_quants import Bytes, Codes, dequantize, take_apart
 from pagemill.checkpoint.steady_file import SteadyFile
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -78,6 +79,13 @@ class BlockTensor:
     def rows(self) -> int:
         """Return the number of rows."""
         return len(self.raw)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of `values`."""
+        import torch
+
+        return torch.float32
 
     def values(self, start: int, stop: int) -> Tensor:
         """Return rows start:stop as float32 [stop - start, columns]."""

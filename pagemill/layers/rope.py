@@ -321,10 +321,11 @@ def _number(settings: _Settings, name: str, fallback: float | None = None) -> fl
     if value is None and fallback is not None:
         return fallback
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:  # type: ignore[operator]
+    if not is_number or not 0 < value < 2.0**63:  # type: ignore[operator]
         kind = settings.get("rope_type") or settings.get("type") or "default"
         raise CheckpointError(
-            f"rotary setting {name} of kind {kind!r} is {value!r}; it must be a number over 0"
+            f"rotary setting {name} of kind {kind!r} is {value!r}; it must be a number over 0 "
+            "and below 2^63"
         )
     assert isinstance(value, (int, float))
     return value

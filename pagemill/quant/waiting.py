@@ -14,8 +14,10 @@ from torch import Tensor
 from pagemill.checkpoint.base import Stored
 from pagemill.quant.base import Target
 
-# Elements that are read and cast at a time on their way into tiles: they stay in the caches.
+# Elements that are cast at a time on their way into tiles: they stay in the caches.
 _SLICE_ELEMENTS = 1 << 18
+# Those that are only read: so many that waking the threads, once a piece, does not count.
+_READ_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,12 @@ class StoredRows:
         if start >= stop:
             return
         stored, first = self.stored, self.start
-        if isinstance(stored, Tensor) and stored.dtype == self.dtype:
+        as_it_is = stored.dtype == self.dtype
+        if isinstance(stored, Tensor) and as_it_is:
             yield start, stored[start - first : stop - first]
             return
-        step = max(1, _SLICE_ELEMENTS // self.columns // multiple) * multiple
+        most = _READ_ELEMENTS if as_it_is else _SLICE_ELEMENTS
+        step = max(1, most // self.columns // multiple) * multiple
         for begin in range(start, stop, step):
             end = min(begin + step, stop)
             if isinstance(stored, Tensor):

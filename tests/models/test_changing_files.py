@@ -51,6 +51,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(plain_rows, "_WHOLE_BYTES", 0)
         for module in (waiting, base, repacked):
             monkeypatch.setattr(module, "_SLICE_ELEMENTS", 512)
+        monkeypatch.setattr(waiting, "_READ_ELEMENTS", 512)
 
     return begin
 
