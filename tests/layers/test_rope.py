@@ -265,6 +265,7 @@ def test_unknown_kind_lists_the_known_ones(field: str) -> None:
         ({"partial_rotary_factor": 0.1}, "turns 3 of 32"),
         ({"partial_rotary_factor": 1.5}, "turns 48 of 32"),
         ({"rope_theta": 1.0}, "rope_theta is 1.0"),
+        ({"rope_theta": 10**400}, r"rope_theta .* is 10+; it must be a number over 0 and below"),
         ({"rope_type": 3}, "unknown rotary kind 3"),
     ],
 )
