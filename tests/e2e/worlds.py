@@ -21,6 +21,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pagemill.batch.tier_file import TierFile
+from pagemill.beam_search_params import BeamSearchParams
 from pagemill.core.policies import POLICIES
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.engine.resolve import resolve
@@ -81,7 +82,7 @@ class Ask:
     """One request of a world."""
 
     prompt: tuple[int, ...]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     arrives_at: int = 0
     aborted_at: int | None = None
     priority: int = 0
@@ -132,10 +133,8 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @st.composite
-def asks(draw: st.DrawFn) -> Ask:
-    """Draw a request; many begin alike."""
-    stem = draw(st.sampled_from(_STEMS))[: draw(st.integers(0, 36))].encode()
-    tail = draw(st.lists(_LETTERS, min_size=not stem, max_size=12))
+def samplings(draw: st.DrawFn) -> SamplingParams:
+    """Draw how tokens are chosen one after the other."""
     max_tokens = draw(st.integers(1, 16))
     greedy = draw(st.booleans())
     fields: dict[str, Any] = {
@@ -158,9 +157,32 @@ def asks(draw: st.DrawFn) -> Ask:
         "min_tokens": draw(st.integers(0, min(4, max_tokens))),
         "max_tokens": max_tokens,
     }
+    return SamplingParams(**fields)
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> BeamSearchParams:
+    """Draw a search for the best beams."""
+    width = draw(st.integers(1, 4))
+    return BeamSearchParams(
+        beam_width=width,
+        n=draw(st.integers(1, width)),
+        max_tokens=draw(st.integers(1, 12)),
+        ignore_eos=draw(st.booleans()),
+        length_penalty=draw(st.sampled_from([-1.0, 0.0, 1.0, 2.0])),
+        early_stopping=draw(st.sampled_from([False, True, "never"])),
+    )
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> Ask:
+    """Draw a request; many begin alike."""
+    stem = draw(st.sampled_from(_STEMS))[: draw(st.integers(0, 36))].encode()
+    tail = draw(st.lists(_LETTERS, min_size=not stem, max_size=12))
+    params = draw(searches() if draw(st.integers(0, 3)) == 3 else samplings())
     return Ask(
         prompt=(*stem, *tail),
-        params=SamplingParams(**fields),
+        params=params,
         arrives_at=draw(st.integers(0, 8)),
         aborted_at=draw(st.sampled_from([None, None, None, None, 4, 12])),
         priority=draw(st.integers(-1, 1)),
@@ -265,12 +287,10 @@ def serve(engine: LLMEngine, asked: Sequence[Ask], world: World) -> list[Request
 def alone(engines: Engines, ask: Ask, kernels: Kernels, family: str, seed: int) -> RequestOutput:
     """Return what a request is told in a fresh engine with room for everything."""
     world = World(family=family)
-    ask = dataclasses.replace(
-        ask,
-        params=dataclasses.replace(ask.params, seed=seed),
-        arrives_at=0,
-        aborted_at=None,
-    )
+    params = ask.params
+    if isinstance(params, SamplingParams):
+        params = dataclasses.replace(params, seed=seed)
+    ask = dataclasses.replace(ask, params=params, arrives_at=0, aborted_at=None)
     engine = engines.make(world, kernels)
     output = serve(engine, [ask], world)[0]
     engine.shutdown()
