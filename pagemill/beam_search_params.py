@@ -2,7 +2,8 @@
 
 Names follow vLLM's public API, meanings follow transformers' `generate(num_beams=...)`: the score of a beam is
 the sum of its log probabilities over its number of generated tokens, the end token included, to the power of
-`length_penalty`. The engine works on a checked copy.
+`length_penalty`. A beam ends where a sample of `generate` would: its stops are looked for in what it generates.
+The engine works on a checked copy.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class BeamSearchParams:
     early_stopping: True ends when `beam_width` beams are complete; False when no running beam is better than
     the worst of them at its length now; "never" when none can become better, whatever its length.
     n: how many of the best beams come back; None means all `beam_width` of them.
+    stop, stop_token_ids: as in `SamplingParams`. The token that ends a beam counts in its score and length.
+    logprobs: how many of the likeliest tokens are told at each position of a beam, beside its own; -1 means all
+    of the vocabulary, None means 2 * `beam_width`.
     """
 
     beam_width: int
@@ -41,6 +45,9 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     early_stopping: bool | str = False
     n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -57,7 +64,9 @@ class BeamSearchParams:
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
-            logprobs=0,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            logprobs=0 if self.logprobs is None else self.logprobs,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
@@ -98,6 +107,7 @@ class BeamSearchParams:
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "true or false")
+        self.as_sampling_params()  # checks stop, stop_token_ids and logprobs
 
 
 def _whole(name: str, value: Any, low: int, high: int | None) -> int:

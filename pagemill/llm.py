@@ -22,7 +22,12 @@ from pagemill.engine_args import EngineArgs
 from pagemill.errors import NotSupportedError, RequestError
 from pagemill.log import get_logger
 from pagemill.messages import PLAIN_TERMS, EngineRequest, ServiceTerms
-from pagemill.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from pagemill.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    RequestOutput,
+)
 from pagemill.sampling_params import RequestOutputKind, SamplingParams, is_whole_number
 from pagemill.tokenizer.base import Tokenizer
 
@@ -85,7 +90,7 @@ class LLM:
 
         The beams are those of transformers' `generate(num_beams=beam_width)` without sampling. Prompts are
         checked as in `generate`; a request that breaks later raises RequestError, since beams without an end
-        have no rank.
+        have no rank. A beam's text is that of prompt and beam, without what its stop cuts off.
         """
         if lora_request is not None:
             raise NotSupportedError("lora_request: this version serves no LoRA adapters")
@@ -100,7 +105,6 @@ class LLM:
     def _beams(self, output: RequestOutput) -> BeamSearchOutput:
         if output.error is not None:
             raise RequestError(f"the beam search of {output.request_id} broke: {output.error}")
-        tokenizer = None if self.llm_engine.has_no_tokenizer else self.get_tokenizer()
         sequences = []
         for beam in output.outputs:
             tokens = [*output.prompt_token_ids, *beam.token_ids]
@@ -109,12 +113,26 @@ class LLM:
                     tokens=tokens,
                     logprobs=beam.logprobs or [],
                     cum_logprob=beam.cumulative_logprob or 0.0,
-                    text=None if tokenizer is None else tokenizer.decode(tokens),
+                    text=self._beam_text(output.prompt_token_ids, beam),
                     finish_reason=beam.finish_reason,
                     stop_reason=beam.stop_reason,
                 )
             )
         return BeamSearchOutput(sequences)
+
+    def _beam_text(self, prompt: list[int], beam: CompletionOutput) -> str | None:
+        """Return the text of prompt and beam as one, less what is cut from the beam's own."""
+        if self.llm_engine.has_no_tokenizer:
+            return None
+        tokenizer = self.get_tokenizer()
+        # Models pad their vocabulary: rows behind the tokenizer's last id stand for no text.
+        before, own = (
+            [token for token in tokens if token < tokenizer.vocab_size]
+            for tokens in (prompt, beam.token_ids)
+        )
+        whole = tokenizer.decode([*before, *own])
+        num_cut = len(tokenizer.decode(own)) - len(beam.text)
+        return whole[: len(whole) - num_cut]
 
     def chat(
         self,
@@ -248,7 +266,7 @@ class LLM:
 
 
 def _prompt_list(prompts: Any) -> list[Any]:
-    """Return the prompts as a list. A list of ids, empty ones too, is one prompt."""
+    """Return the prompts as a list. A list of ids is one prompt; an empty list is no prompt at all."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, (list, tuple)):
@@ -256,7 +274,7 @@ def _prompt_list(prompts: Any) -> list[Any]:
             f"prompts is {type(prompts).__name__}; it must be a prompt or a list of prompts",
             param="prompts",
         )
-    if all(map(is_whole_number, prompts)):
+    if prompts and all(map(is_whole_number, prompts)):
         return [list(prompts)]
     return list(prompts)
 
@@ -321,8 +339,9 @@ def _final_only(params: SamplingParams) -> SamplingParams:
 
 
 def _conversations(messages: Any) -> list[Sequence[Message]]:
-    if isinstance(messages, (list, tuple)) and messages:
-        found = [messages] if isinstance(messages[0], Mapping) else list(messages)
+    if isinstance(messages, (list, tuple)):
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        found = [messages] if is_one else list(messages)
         if all(_is_conversation(one) for one in found):
             return found
     raise RequestError(

@@ -63,6 +63,7 @@ class BeamSpec:
 
     width: int
     num_candidates: int  # continuations looked at in a round
+    num_logprobs: int  # of them told with each token of a beam; more where more are asked for
     length_penalty: float
     early_stopping: bool | str  # True, False or "never"
 
@@ -113,6 +114,11 @@ class EngineRequest:
     # what differs here.
     cache_keys: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def cache_salt(self) -> str | None:
+        """Return the salt of the request: what was computed, or said, under another is not for it."""
+        return dict(self.cache_keys).get("cache_salt")
+
 
 # ---------------------------------------------------------------- step out
 
@@ -127,6 +133,7 @@ class NewSequence:
     num_prompt_tokens: int
     sample_index: int  # 0..num_samples-1; keys the random numbers together with seed and position
     sampling: SamplingSpec
+    cache_salt: str | None = None  # its drafts come from outputs of the same salt only
 
 
 @step_dataclass(frozen=True, slots=True)

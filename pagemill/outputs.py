@@ -50,8 +50,8 @@ class BeamSearchSequence:
     """One complete beam."""
 
     tokens: list[int]  # of the prompt and of the beam
-    logprobs: list[TokenLogprobs]  # one a generated token, that token alone
-    cum_logprob: float  # their sum
+    logprobs: list[TokenLogprobs]  # one a generated token: the likeliest ones, and that token
+    cum_logprob: float  # the sum of the generated tokens' logprobs
     text: str | None  # of all tokens; None without a tokenizer
     finish_reason: str | None = None
     stop_reason: int | str | None = None

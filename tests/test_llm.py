@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import pagemill
-from pagemill import LLM, SamplingParams
+from pagemill import LLM, BeamSearchParams, SamplingParams
 from pagemill.errors import (
     CacheTooSmallError,
     EngineDeadError,
@@ -70,6 +70,15 @@ def test_every_form_of_prompts_is_read(llm: LLM) -> None:
     assert len(answers) == 1
 
 
+def test_no_prompts_have_no_answers(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+    assert llm.generate((), [], priority=[]) == []
+    assert llm.generate([]) == []
+    assert llm.chat([]) == []
+    assert llm.beam_search([], BeamSearchParams(beam_width=2)) == []
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=n) for n in (2, 5, 3)]
     outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
@@ -88,7 +97,6 @@ def test_the_kind_of_output_does_not_matter_here(llm: LLM) -> None:
     [
         (["ok", [999]], GREEDY, "999"),
         (["ok", ""], GREEDY, "empty"),
-        ([], GREEDY, "empty"),
         ([[]], GREEDY, "empty"),
         ("", GREEDY, "empty"),
         (["ok", "b" * 500], GREEDY, "500 tokens.*128 tokens"),
@@ -199,9 +207,7 @@ def test_a_chat_without_parameters_may_fill_the_context(llm: LLM) -> None:
     assert output.outputs[0].finish_reason == "stop" or length == 128
 
 
-@pytest.mark.parametrize(
-    "messages", [[], "hi", None, [7], [[]], [{"role": "user", "content": "x"}, 7]]
-)
+@pytest.mark.parametrize("messages", ["hi", None, [7], [[]], [{"role": "user", "content": "x"}, 7]])
 def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
     with pytest.raises(RequestError, match="messages"):
         llm.chat(messages, GREEDY, use_tqdm=False)

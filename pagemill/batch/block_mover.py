@@ -47,6 +47,8 @@ class BlockMover:
     def __init__(self, kv: KVStore, host: HostStore | None = None) -> None:
         self._kv = kv
         self._host = host
+        self._num_unread = 0
+        self._num_told = 0  # of them, when the log last said how many
 
     def move(self, moves: BlockMoves) -> LostMoves | None:
         """Do all moves of a step; None: all were done."""
@@ -99,9 +101,21 @@ class BlockMover:
     def _read(self, moves: Sequence[SwapIn]) -> list[SwapIn]:
         """Read blocks in; return those that did not come."""
         assert self._host is not None or not moves, "a move in, and no host tier"
-        return [
+        unread = [
             move
             for move in moves
             if self._host is not None
             and not self._host.read(move.slot, self._kv.block_bytes(move.block))
         ]
+        self._num_unread += len(unread)
+        # One line for all that a start finds; a medium that goes on failing is told of ever less often.
+        if self._num_unread > 2 * self._num_told:
+            self._num_told = self._num_unread
+            assert self._host is not None
+            logger.warning(
+                "host tier: %d blocks so far of %s were damaged or could not be read; what they held is "
+                "computed anew",
+                self._num_unread,
+                self._host.place,
+            )
+        return unread

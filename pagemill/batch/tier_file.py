@@ -136,11 +136,11 @@ class TierFile:
         try:
             _transfer(os.preadv, self._descriptor(), [entry, *parts], self._offset(slot))
         except OSError as error:
-            logger.warning("host tier: slot %d of %s cannot be read: %s", slot, self.place, error)
+            logger.debug("host tier: slot %d of %s cannot be read: %s", slot, self.place, error)
             return False
         read = _parse(bytes(entry))
         if read is None or read[1] != stamp or read[2] != _checksum(parts):
-            logger.warning("host tier: slot %d of %s is damaged; computing anew", slot, self.place)
+            logger.debug("host tier: slot %d of %s is damaged", slot, self.place)
             return False
         return True
 

@@ -11,20 +11,24 @@ Called by `core.step_results`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from pagemill.core.beam_search import Beam, BeamSearch
+from pagemill.core.beam_search import Beam, BeamSearch, BeamText
 from pagemill.core.roster import Roster
 from pagemill.core.sequence import Sequence, SequenceGroup
-from pagemill.messages import SequenceOutput, SequenceUpdate
+from pagemill.messages import EngineRequest, SequenceOutput, SequenceUpdate
+
+TextOf = Callable[[EngineRequest], BeamText | None]  # None: the request has no stop strings
 
 
 class BeamResults:
-    """Moves the beam searches of one roster on."""
+    """Moves the beam searches of one roster on. `text_of` begins the text of a request's beams."""
 
-    def __init__(self, roster: Roster, max_model_len: int) -> None:
+    def __init__(self, roster: Roster, max_model_len: int, text_of: TextOf) -> None:
         self._roster = roster
         self._max_model_len = max_model_len
+        self._text_of = text_of
 
     def take(self, sequence: Sequence, output: SequenceOutput, now: float) -> list[SequenceUpdate]:
         """Take the result of one beam in."""
@@ -59,6 +63,7 @@ class BeamResults:
                 limit=min(request.max_tokens, limit),
                 eos_token_ids=request.eos_token_ids,
                 stop_ids=request.stop_token_ids,
+                text=self._text_of(request),
             )
         return group.beams
 

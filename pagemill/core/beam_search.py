@@ -5,6 +5,9 @@ running beams the `num_candidates` most likely are looked at. Those that do not 
 on. Those that end are complete if they are among the first `width`; the best `width` complete ones
 are kept, by log probability over generated length to the power of `length_penalty`.
 
+A beam ends as a sample does: by an end token, a stop token of the caller, a stop string that its last token
+completes, or its length. Its text is read for stop strings only.
+
 A result arrives for each running beam when it happens to be computed; `advance` is called when all are there.
 Owned by `core.beam_results`.
 """
@@ -12,8 +15,21 @@ Owned by `core.beam_results`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pagemill.messages import BeamSpec, TokenScores
+
+
+class BeamText(Protocol):
+    """The text of a beam, in which stop strings are looked for; whoever has a tokenizer makes one."""
+
+    def copy(self) -> BeamText:
+        """Return another text that is the same so far."""
+        ...
+
+    def push(self, token_id: int, num_tokens: int) -> str | None:
+        """Add the `num_tokens`-th token; return the stop string that it completes, if any."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +40,8 @@ class Beam:
     scores: tuple[TokenScores, ...] = ()
     cumulative: float = 0.0
     finish_reason: str | None = None  # "stop" | "length", None while it runs
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
+    text: BeamText | None = None  # where there are stop strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +53,25 @@ class Continuation:
 
 
 class BeamSearch:
-    """The search of one request. `limit`: most tokens that a beam may have."""
+    """The search of one request.
+
+    `limit`: most tokens that a beam may have. `text`: an empty one, if stop strings end a beam.
+    """
 
     def __init__(
-        self, spec: BeamSpec, *, limit: int, eos_token_ids: frozenset[int], stop_ids: frozenset[int]
+        self,
+        spec: BeamSpec,
+        *,
+        limit: int,
+        eos_token_ids: frozenset[int],
+        stop_ids: frozenset[int],
+        text: BeamText | None = None,
     ) -> None:
         self._spec = spec
         self._limit = limit
         self._eos = eos_token_ids
         self._stops = stop_ids
-        self._running: list[Beam] = [Beam()]
+        self._running: list[Beam] = [Beam(text=text)]
         self._results: dict[int, TokenScores] = {}  # of this round, by index of the running beam
         self._complete: list[tuple[float, Beam]] = []  # best first, `width` at most
 
@@ -78,35 +104,47 @@ class BeamSearch:
         return going_on if going_on and self._may_improve(length) else []
 
     def _most_likely(self) -> list[Continuation]:
+        most = self._spec.num_candidates
         found = [
-            (beam.cumulative + logprob, parent, rank, token_id, logprob)
+            (beam.cumulative + logprob, parent, rank)
             for parent, beam in enumerate(self._running)
-            for rank, (token_id, logprob) in enumerate(
-                zip(self._results[parent].top_ids, self._results[parent].top_logprobs, strict=True),
-                start=1,
-            )
+            for rank, logprob in enumerate(self._results[parent].top_logprobs[:most])
         ]
         # Equal sums: the better beam before, then the likelier token. Nothing depends on batch mates.
         found.sort(key=lambda c: (-c[0], c[1], c[2]))
+        scores = [self._told(self._results[parent]) for parent in range(len(self._running))]
         return [
-            Continuation(
-                parent, self._extend(self._running[parent], token_id, logprob, rank, total)
-            )
-            for total, parent, rank, token_id, logprob in found[: self._spec.num_candidates]
+            Continuation(parent, self._extend(parent, rank, scores[parent]))
+            for _, parent, rank in found[:most]
         ]
 
-    def _extend(self, beam: Beam, token_id: int, logprob: float, rank: int, total: float) -> Beam:
+    def _told(self, result: TokenScores) -> TokenScores:
+        """Return a result with as many alternatives as are told with each token of a beam."""
+        most = self._spec.num_logprobs
+        return replace(
+            result, top_ids=result.top_ids[:most], top_logprobs=result.top_logprobs[:most]
+        )
+
+    def _extend(self, parent: int, rank: int, told: TokenScores) -> Beam:
+        """Return a running beam with its continuation `rank` (from 0), ended where that ends it."""
+        beam, result = self._running[parent], self._results[parent]
+        token_id, logprob = result.top_ids[rank], result.top_logprobs[rank]
+        scores = replace(told, token_id=token_id, logprob=logprob, rank=rank + 1)
         longer = Beam(
-            (*beam.token_ids, token_id),
-            (*beam.scores, TokenScores(token_id, logprob, rank)),
-            total,
+            (*beam.token_ids, token_id), (*beam.scores, scores), beam.cumulative + logprob
         )
         if token_id in self._eos:
             return replace(longer, finish_reason="stop")
         if token_id in self._stops:
             return replace(longer, finish_reason="stop", stop_reason=token_id)
+        if beam.text is not None:
+            text = beam.text.copy()
+            stop = text.push(token_id, len(longer.token_ids))
+            if stop is not None:
+                return replace(longer, finish_reason="stop", stop_reason=stop)
+            longer = replace(longer, text=text)
         if len(longer.token_ids) >= self._limit:
-            return replace(longer, finish_reason="length")
+            return replace(longer, finish_reason="length", text=None)
         return longer
 
     def _take_complete(self, first: list[Continuation], length: int) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from pagemill.cache_layout import CacheLayout, plain_layout
 from pagemill.config import SchedulerConfig, SpeculativeConfig
+from pagemill.core.beam_results import TextOf
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.deadlines import Deadlines
 from pagemill.core.draft_lengths import DraftLengths
@@ -60,8 +61,12 @@ class Scheduler:
         host_tier: HostTierPlan | None = None,
         layout: CacheLayout | None = None,
         clock: Callable[[], float] = time.monotonic,
+        text_of: TextOf = lambda request: None,
     ) -> None:
-        """`layout` None: all layers share one table of blocks of `block_size` tokens."""
+        """`layout` None: all layers share one table of blocks of `block_size` tokens.
+
+        `text_of` begins the text of a request's beams, in which its stop strings are found.
+        """
         layout = layout or plain_layout(block_size)
         num_needed = layout.blocks_of_request(max_model_len)
         if num_blocks < num_needed:
@@ -91,7 +96,7 @@ class Scheduler:
         self._clock = clock  # seconds of `time.monotonic`; a simulation has its own
         self._commit = StepCommit(self._roster, clock)
         self._drafts = None if speculative is None else DraftLengths(speculative, max_model_len)
-        self._results = StepResults(self._roster, max_model_len, clock, self._drafts)
+        self._results = StepResults(self._roster, max_model_len, clock, self._drafts, text_of)
         self._ignored: dict[str, tuple[EngineRequest, IgnoredRequest]] = {}  # to be answered
         self._in_flight: int | None = None  # step_id of the step that has no result yet
 

@@ -194,4 +194,5 @@ class Sequence:
             num_prompt_tokens=self.num_prompt_tokens,
             sample_index=self.sample_index,
             sampling=request.sampling,
+            cache_salt=request.cache_salt,
         )

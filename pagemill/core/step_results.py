@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagemill.core.beam_results import BeamResults
+from pagemill.core.beam_results import BeamResults, TextOf
 from pagemill.core.draft_lengths import DraftLengths
 from pagemill.core.roster import Roster, news
 from pagemill.core.sequence import Sequence, SequenceStatus
@@ -33,14 +33,15 @@ class StepResults:
         roster: Roster,
         max_model_len: int,
         clock: Callable[[], float],
-        drafts: DraftLengths | None = None,
+        drafts: DraftLengths | None,
+        text_of: TextOf,
     ) -> None:
         self._roster = roster
         self._drafts = drafts
         self._max_model_len = max_model_len
         self._clock = clock
         self._lets_go = roster.blocks.layout.lets_go
-        self._beams = BeamResults(roster, max_model_len)
+        self._beams = BeamResults(roster, max_model_len, text_of)
 
     def take(self, scheduled: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
         """Take a step's results in; return what is new, for the output processor.

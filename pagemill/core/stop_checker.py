@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,13 @@ class StopStringMatcher:
         """Return the held text: no more is coming, so it cannot become a stop."""
         self._states = [0] * len(self._stops)
         return self._release(0)
+
+    def copy(self) -> StopStringMatcher:
+        """Return another matcher that has read the same text."""
+        other = copy.copy(self)
+        other._states = list(self._states)
+        other._held = deque(self._held)
+        return other
 
     def _step(self, char: str) -> str | None:
         """Move all automata by one character; return the longest stop that it completes."""

@@ -3,7 +3,7 @@
 A step ends in a `StepReport` of tokens; whoever makes the text of them (`engine.output_processor`) may be the
 same thread (`engine.llm_engine`), or another one or another process, so that the next step need not wait for it
 (`engine.engine_loop`). Then a stop string is found while later steps run: `finish` ends its sequence, and
-what came in between is nobody's.
+what came in between is nobody's. Only the stop strings of beams are found here: they say how a search goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NoReturn
 from pagemill.config import EngineConfig
 from pagemill.core.scheduler import Scheduler
 from pagemill.engine.resolve import resolve_engine
+from pagemill.engine.sample_text import text_with_stops
 from pagemill.engine.stats import count_drafts, step_stats
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import EngineDeadError
@@ -60,8 +61,15 @@ class _Laps:
 class EngineCore:
     """Runs steps. After an error inside one it is dead: EngineDeadError for all."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, *, counts: bool) -> None:
-        """`counts`: whether reports carry statistics."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        *,
+        counts: bool,
+    ) -> None:
+        """`tokenizer`: for stop strings of beams. `counts`: whether reports carry statistics."""
         plan = executor.memory_plan
         self.config = config
         self.executor = executor
@@ -74,6 +82,7 @@ class EngineCore:
             speculative=config.speculative,
             host_tier=plan.host_tier,
             layout=plan.layout,
+            text_of=lambda request: text_with_stops(request.params, tokenizer),
         )
         self._counts = counts
         self._ended: float | None = (
@@ -241,4 +250,5 @@ def load_parts(args: EngineArgs) -> tuple[EngineConfig, Executor, Tokenizer | No
 def load_core(args: EngineArgs) -> tuple[EngineCore, Tokenizer | None]:
     """Return the core of the engine that `args` describe, loaded, and the tokenizer of its text."""
     config, executor, tokenizer = load_parts(args)
-    return EngineCore(config, executor, counts=config.observability.log_stats), tokenizer
+    core = EngineCore(config, executor, tokenizer, counts=config.observability.log_stats)
+    return core, tokenizer

@@ -118,7 +118,7 @@ class InputProcessor:
         beams = None
         if search is not None:
             beams = beam_spec(search, self._model, len(sampling.stop_token_ids))
-            sampling = replace(sampling, logprobs=beams.num_candidates)
+            sampling = replace(sampling, logprobs=max(beams.num_candidates, beams.num_logprobs))
         return EngineRequest(
             request_id=request_id,
             prompt=read.text,

@@ -40,7 +40,7 @@ class LLMEngine:
         stat_loggers: Sequence[StatLogger] = (),
     ) -> None:
         self.config = config
-        self._core = EngineCore(config, executor, counts=bool(stat_loggers))
+        self._core = EngineCore(config, executor, tokenizer, counts=bool(stat_loggers))
         self._executor = executor
         self._tokenizer = tokenizer
         self._scheduler = self._core.scheduler

@@ -294,7 +294,8 @@ class OutputProcessor:
     def _add_tokens(self, state: _Request, sample: _Sample, update: SequenceUpdate) -> str | None:
         params = state.request.params
         last = len(update.token_ids) - 1
-        ends = update.finish_reason == "stop"
+        # A token that ends a sequence adds no text; one that completes a stop string (of a beam) does.
+        ends = update.finish_reason == "stop" and not isinstance(update.stop_reason, str)
         for i, token_id in enumerate(update.token_ids):
             sample.token_ids.append(token_id)
             if update.scores:

@@ -1,11 +1,13 @@
 """The text of one sample as its tokens come: decoding, stop strings, and the held-back tail.
 
-Owned by `engine.output_processor`, one object a sample. What `push` returns is the stop string that has
+Owned by `engine.output_processor`, one object a sample, and by the beams of a search with stop strings (as the
+`BeamText` of `core.beam_search`). What `push` returns is the stop string that has
 now matched; the text is cut before it (or after it, when it is to be kept).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from pagemill.core.stop_checker import StopStringMatcher
@@ -52,6 +54,15 @@ class SampleText:
             self.text += self._matcher.flush()
         return stopped
 
+    def copy(self) -> SampleText:
+        """Return another text that is the same so far."""
+        other = copy.copy(self)
+        if self._decoder is not None:
+            other._decoder = self._decoder.copy()
+        if self._matcher is not None:
+            other._matcher = self._matcher.copy()
+        return other
+
     def _add(self, pieces: Sequence[TextPiece], num_tokens: int) -> str | None:
         matcher = self._matcher
         if matcher is None:
@@ -66,3 +77,8 @@ class SampleText:
             if result.stopped is not None:
                 return result.stopped
         return None
+
+
+def text_with_stops(params: SamplingParams, tokenizer: Tokenizer | None) -> SampleText | None:
+    """Return an empty text, or None where no stop string can end it."""
+    return SampleText(params, tokenizer) if params.stop_strings else None

@@ -72,7 +72,14 @@ def beam_spec(params: BeamSearchParams, model: ModelConfig, num_ends: int) -> Be
             f"most {vocab // max(2, 1 + num_ends)}",
             param="beam_width",
         )
-    return BeamSpec(params.beam_width, num_candidates, params.length_penalty, params.early_stopping)
+    num_told = 2 * params.beam_width if params.logprobs is None else params.logprobs
+    return BeamSpec(
+        width=params.beam_width,
+        num_candidates=num_candidates,
+        num_logprobs=vocab if num_told == -1 else num_told,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+    )
 
 
 def special_stops(stops: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:

@@ -15,8 +15,11 @@ from pagemill.server.errors import ApiError, to_api_error
 from pagemill.server.fields import Fields
 
 # Sampling fields that mean the same for beams, or nothing: no number is drawn. Temperature must be 0 or
-# left out. Logprobs are those of the beam's own tokens.
-_KEPT = ("n", "best_of", "ignore_eos", "include_stop_str_in_output", "temperature", "seed")
+# left out.
+_KEPT = (
+    "n", "best_of", "ignore_eos", "include_stop_str_in_output", "temperature", "seed", "stop",
+    "stop_token_ids",
+)  # fmt: skip
 
 
 def read_beams(
@@ -45,17 +48,17 @@ def read_beams(
             param="use_beam_search",
         )
     plain = SamplingParams()
-    others = {
-        name: value
-        for name, value in given.items()
-        if name not in _KEPT and value != getattr(plain, name)
-    }
-    if values.get("logprobs"):
-        others["logprobs"] = values["logprobs"]
-    for name, value in others.items():
+    for name, value in given.items():
+        if name not in _KEPT and value != getattr(plain, name):
+            raise ApiError(
+                f"{name} is {shown(value)}, which has no meaning with use_beam_search; leave it out",
+                param=name,
+            )
+    if values.get("prompt_logprobs") is not None:
         raise ApiError(
-            f"{name} is {shown(value)}, which has no meaning with use_beam_search; leave it out",
-            param=name,
+            "echo with logprobs asks for logprobs of the prompt, which use_beam_search does not tell; "
+            "set echo to false, or leave logprobs out",
+            param="echo",
         )
     n = given.get("n", 1)
     try:
@@ -68,6 +71,9 @@ def read_beams(
             length_penalty=1.0 if penalty is None else penalty,
             include_stop_str_in_output=given.get("include_stop_str_in_output", False),
             early_stopping=False if early is None else early,
+            stop=given.get("stop"),
+            stop_token_ids=given.get("stop_token_ids"),
+            logprobs=0 if values.get("logprobs") is None else values["logprobs"],
         )
     except PagemillError as error:
         raise to_api_error(

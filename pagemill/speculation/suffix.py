@@ -6,7 +6,8 @@ most frequent continuation, as far as its chance stays over `suffix_decoding_min
 than `suffix_decoding_max_spec_factor` times what matched. Of the two the one with the greater expected
 number of right tokens is proposed. Past outputs take `suffix_max_cached_tokens` tokens; the oldest go first.
 
-Outputs of all requests are remembered together. A draft shows in how fast a text comes and in nothing else.
+Outputs of all requests with one `cache_salt`, or with none, are remembered together, and apart from those of any
+other. A draft shows in how fast a text comes and in nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pagemill.speculation.matching import (
     longest_of,
     most_frequent,
 )
-from pagemill.speculation.past_outputs import PastOutputs
+from pagemill.speculation.past_outputs import NOBODY, PastOutputs, owner_of
 
 _MOST_PLACES = 64  # of a sequence in itself, the newest
 
@@ -46,6 +47,7 @@ class SuffixProposer:
 
     def __init__(self, capacity: int, *, depth: int, factor: float, least: float) -> None:
         self.past = PastOutputs(capacity)
+        self._owners: dict[int, int] = {}  # of rows with a salt, by seq_id
         self._depth, self._factor, self._least = depth, factor, least
 
     @classmethod
@@ -67,31 +69,39 @@ class SuffixProposer:
     def end_rows(self, table: RequestTable, seq_ids: Sequence[int]) -> None:
         """Remember what was said, after as much of the prompt as finds its beginning again."""
         for seq_id in seq_ids:
+            owner = self._owners.pop(seq_id, NOBODY)
             if seq_id not in table:
                 continue
             row = table.row(seq_id)
             num_prompt = table.num_prompt_tokens(row)
             tokens = table.known_tokens(row)
             if len(tokens) > num_prompt:
-                self.past.add(tokens[max(0, num_prompt - self._depth) :])
+                self.past.add(tokens[max(0, num_prompt - self._depth) :], owner)
 
     def begin_step(self, table: RequestTable, step: SchedulerOutput) -> None:
-        """Do nothing."""
+        """Note whose the new rows are."""
+        for new in step.new_sequences:
+            if new.cache_salt is not None:
+                self._owners[new.seq_id] = owner_of(new.cache_salt)
 
     def propose(self, table: RequestTable, parts: Sequence[ScheduledSequence]) -> list[Draft]:
         """Look each sequence up."""
         return [
-            self.look_up(table.known_tokens(int(row)), part.num_drafts)
+            self.look_up(
+                table.known_tokens(int(row)),
+                part.num_drafts,
+                self._owners.get(part.seq_id, NOBODY),
+            )
             for row, part in zip(table.rows(parts), parts, strict=True)
         ]
 
-    def look_up(self, tokens: Tokens, count: int) -> Draft:
+    def look_up(self, tokens: Tokens, count: int, owner: int = NOBODY) -> Draft:
         """Return the better of what the past and the sequence itself suggest."""
         suffix = tokens[-self._depth :]
         ends, size = earlier_matches(tokens, 2)
         ends, size = longest_of(tokens, ends[-_MOST_PLACES:], suffix, size, self._depth)
         own, score = self._continue(tokens, ends, size, len(tokens), count)
-        ends = self.past.places_of(suffix)
+        ends = self.past.places_of(suffix, owner)
         ends, size = longest_of(self.past.tokens, ends, suffix, min(2, len(suffix)), self._depth)
         past, past_score = self._continue(self.past.tokens, ends, size, self.past.stop, count)
         return np.array(past if past_score > score else own, np.int32)

@@ -34,6 +34,10 @@ class IncrementalDecoder(Protocol):
         """Return what was held back; broken bytes become U+FFFD. The decoder is spent."""
         ...
 
+    def copy(self) -> IncrementalDecoder:
+        """Return another decoder that has taken the same tokens: texts may go on differently."""
+        ...
+
 
 class Tokenizer(Protocol):
     """Text to token ids and back."""

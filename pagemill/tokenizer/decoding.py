@@ -164,6 +164,11 @@ class _ByteDecoder:
     def flush(self) -> Pieces:
         return self._take(b"", final=True)
 
+    def copy(self) -> _ByteDecoder:
+        other = _ByteDecoder(self._plan, self._skip)
+        other._pending = self._pending
+        return other
+
     def _take(self, data: bytes, final: bool) -> Pieces:
         data = self._pending + data
         text, used = codecs.utf_8_decode(data, "replace", final)
@@ -285,6 +290,13 @@ class _TokenDecoder:
     def flush(self) -> Pieces:
         return self._show(self._end_run())
 
+    def copy(self) -> _TokenDecoder:
+        other = _TokenDecoder(self._plan, self._skip)
+        other._first = self._first
+        other._run = bytearray(self._run)
+        other._to_strip = self._to_strip
+        return other
+
     def _end_run(self) -> str:
         if not self._run:
             return ""
@@ -339,6 +351,11 @@ class _WholeDecoder:
         text = self._vocabulary.decode_whole(self._ids, False)
         self._ids = []
         return (TextPiece(text),) if text else _NOTHING
+
+    def copy(self) -> _WholeDecoder:
+        other = _WholeDecoder(self._vocabulary, self._skip)
+        other._ids = list(self._ids)
+        return other
 
 
 def _hidden_pieces(vocabulary: Vocabulary, token_id: int) -> Pieces:

@@ -1,7 +1,8 @@
 """One rank's host tier: its store, how many slots it has, and what moving and computing cost here.
 
 Costs are measured at start, on this machine, with this model: a few blocks to a file beside the tier's own
-and back, and two short shares of a prompt, one at its beginning and one far in. Called by `worker.worker`.
+and back, and two short shares of a prompt, one at its beginning and one far in: a token's cost has two terms, and
+each share is computed once. Called by `worker.worker`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ _MOST_SLOTS = 1 << 23  # each takes some hundred bytes of the scheduler's memory
 _PROBE_BLOCKS = 8
 _PROBE_TOKENS = 64
 _PROBE_CONTEXT = 1024
-_QUICK_S = 0.2
 _PROBE_ID = -1  # of the sequence and of the steps; the scheduler's begin at 0
 
 
@@ -115,9 +115,8 @@ def _measure_computing(
     tokens = min(_PROBE_TOKENS, config.scheduler.max_num_batched_tokens, room)
     tokens = min([tokens, *(kind.chunk for kind in kv.layout.kinds if kind.window is not None)])
     context = min(_PROBE_CONTEXT, room - tokens)
+    _share_s(kv, runner, 0, 1)  # touches all weights, which would count for much of what comes next
     first = _share_s(kv, runner, 0, tokens)
-    if first < _QUICK_S:  # memory that is touched for the first time would count for much of it
-        first = min(first, _share_s(kv, runner, 0, tokens))
     if context == 0:
         return first / tokens, 0.0
     later = _share_s(kv, runner, context, tokens)

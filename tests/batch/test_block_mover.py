@@ -102,6 +102,22 @@ def test_slot_that_cannot_be_read_is_told_and_the_others_are_done() -> None:
     assert held(store)[5] == 0 and held(store)[3] == 2
 
 
+def test_blocks_that_do_not_come_back_are_one_line_with_their_number(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("pagemill"), "propagate", True)
+    caplog.set_level(logging.WARNING, logger="pagemill")
+    store, host = numbered(), Shelf()
+    host.broken = set(range(100))
+    mover = BlockMover(store, host)
+    for first in range(0, 8, 4):
+        mover.move(BlockMoves(swap_in=tuple(SwapIn(first + i, i) for i in range(4))))
+    (line,) = caplog.messages
+    assert "4 blocks so far of a shelf were damaged" in line
+    mover.move(BlockMoves(swap_in=(SwapIn(8, 0),)))
+    assert len(caplog.messages) == 2 and "9 blocks so far" in caplog.messages[1]
+
+
 def test_full_disk_ends_the_tier_says_so_and_does_the_rest_of_the_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.host_tier import SwappedTable
+from pagemill.core.planner import MOST_PASSES
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
 from pagemill.core.policies.fair import Tenants
@@ -113,6 +114,33 @@ def test_lower_priority_numbers_are_served_first_and_arrival_breaks_ties() -> No
 def test_waiting_makes_up_for_priority() -> None:
     assert served(("old", 1, 0.0), ("new", 0, STEP_S - 1)) == ["new", "old"]
     assert served(("old", 1, 0.0), ("new", 0, STEP_S + 1)) == ["old", "new"]
+
+
+@pytest.mark.parametrize("priority", [1, 2])
+def test_under_urgent_work_that_never_stops_a_low_request_ends_when_its_turn_has_come(
+    priority: int,
+) -> None:
+    # Three come a second, and about one is served: what waits grows without end, and so would the
+    # wait of whoever is behind all of it. Blocks are short, so that running ones give way as well.
+    sim = Simulation(20, 4, max_model_len=64, max_tokens=40, max_seqs=3, policy="priority")
+    sim.add(make_request("low", 40, max_tokens=12, priority=priority, arrival_time=0.0))
+    turn_s = priority * STEP_S
+    passed: set[str] = set()
+    second = 0
+    while "low" in sim.scheduler._roster.groups:
+        for number in range(3):
+            name = f"urgent{second}.{number}"
+            arrival_time = second + number / 3
+            sim.add(make_request(name, 16, max_tokens=4, arrival_time=arrival_time))
+            if arrival_time > turn_s:
+                passed.add(name)
+        sim.step()
+        second += 1
+        assert second < 12 * turn_s, "starved"
+    assert second > turn_s, "low work went first"
+    # Of those that came after its turn only a few, which fit where it did not, began before its end.
+    began = [name for name in passed if sim.samples[name]]
+    assert len(began) <= MOST_PASSES + 3
 
 
 def test_running_sequence_with_the_last_turn_gives_way() -> None:

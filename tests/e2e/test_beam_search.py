@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models
 
 from pagemill import LLM, BeamSearchParams, SamplingParams
 from pagemill.errors import RequestError
@@ -22,6 +25,21 @@ Told = list[tuple[list[int], float]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("beams") / "llama"
     save_tiny(TINY["llama"], made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def spelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model with a tokenizer: up to four letters of a, b and c, and single other letters."""
+    made = tmp_path_factory.mktemp("beams") / "spelled"
+    save_tiny(TINY["llama"], made)
+    words = ["".join(w) for n in range(1, 5) for w in itertools.product("abc", repeat=n)]
+    vocab = ["<pad>", "<s>", "</s>", *words, *"defghijklmnopqrstuvwxyzABCDE"]
+    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(vocab)}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(made)
     return made
 
 
@@ -162,6 +180,11 @@ def test_fewer_come_back_than_are_searched(llm: LLM) -> None:
         ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping"),
         ({"beam_width": 2, "early_stopping": 1}, "early_stopping"),
         ({"beam_width": 2, "ignore_eos": 1}, "ignore_eos"),
+        ({"beam_width": 2, "stop": [""]}, "stop"),
+        ({"beam_width": 2, "stop": 5}, "stop"),
+        ({"beam_width": 2, "stop_token_ids": "a"}, "stop_token_ids"),
+        ({"beam_width": 2, "logprobs": True}, "logprobs"),
+        ({"beam_width": 2, "logprobs": -2}, "logprobs"),
     ],
 )
 def test_bad_parameters_are_named(arguments: dict[str, Any], field: str) -> None:
@@ -182,3 +205,92 @@ def test_more_beams_than_the_vocabulary_allows_are_refused(llm: LLM) -> None:
         llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=200))
     with pytest.raises(RequestError, match="params is SamplingParams"):
         llm.beam_search(PROMPTS[:1], SamplingParams())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("width", [1, 3])
+def test_stop_strings_end_beams_as_in_transformers(
+    spelled: Path, width: int, penalty: float
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(spelled, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(spelled)
+    prompt = [5, 9, 33, tokenizer.convert_tokens_to_ids("z")]  # no stop begins in it
+    with start(spelled, skip_tokenizer_init=False) as llm:
+        plain = BeamSearchParams(beam_width=width, max_tokens=9, length_penalty=penalty)
+        (free,) = llm.beam_search([prompt], plain)
+        spellings = [tokenizer.decode([t]) for t in free.sequences[0].tokens[len(prompt) :]]
+        joints = [one[-1] + two[0] for one, two in itertools.pairwise(spellings)]
+        stops = [joint for joint in joints if set(joint) <= set("abc")][1:3]
+        theirs = model.generate(
+            torch.tensor([prompt]), num_beams=width, num_return_sequences=width, do_sample=False,
+            max_new_tokens=9, length_penalty=penalty, early_stopping=False, stop_strings=stops,
+            tokenizer=tokenizer, return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        cut, kept = (
+            llm.beam_search([prompt], dataclasses.replace(plain, stop=stops, **more))[0].sequences
+            for more in ({}, {"include_stop_str_in_output": True})
+        )
+    assert any(isinstance(beam.stop_reason, str) for beam in cut)
+    if width > 1:
+        scores = [b.cum_logprob / (len(b.tokens) - len(prompt)) ** penalty for b in cut]
+        assert scores == pytest.approx(theirs.sequences_scores.tolist(), abs=2e-4)
+    for beam, with_stop, row in zip(cut, kept, theirs.sequences.tolist(), strict=True):
+        assert beam.tokens == with_stop.tokens == row[: len(beam.tokens)]
+        assert set(row[len(beam.tokens) :]) <= {2}  # what shorter ones are filled up with
+        whole = tokenizer.decode(beam.tokens, skip_special_tokens=True)
+        if isinstance(beam.stop_reason, str):
+            assert beam.finish_reason == "stop"
+            at = whole.index(beam.stop_reason, whole.index("z"))
+            assert beam.text == whole[:at]
+            assert with_stop.text == whole[: at + len(beam.stop_reason)]
+        else:
+            assert beam.text == with_stop.text == whole
+            assert all(stop not in whole[whole.index("z") :] for stop in stops)
+
+
+def test_stop_token_ids_end_beams_as_end_tokens_do(folder: Path, llm: LLM) -> None:
+    (free,) = llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=3, max_tokens=9))
+    stop = free.sequences[0].tokens[len(PROMPTS[0]) + 2]
+    params = BeamSearchParams(beam_width=3, max_tokens=9)
+    (stopped,) = llm.beam_search(PROMPTS[:1], dataclasses.replace(params, stop_token_ids=[stop]))
+    with start(folder, hf_overrides={"eos_token_id": [2, stop]}) as other:
+        (ended,) = other.beam_search(PROMPTS[:1], params)
+    for one, two in zip(stopped.sequences, ended.sequences, strict=True):
+        assert (one.tokens, one.cum_logprob) == (two.tokens, two.cum_logprob)
+        assert one.finish_reason == two.finish_reason
+        assert one.stop_reason == (stop if one.tokens[-1] == stop else None)
+    assert any(beam.stop_reason == stop for beam in stopped.sequences)
+
+
+@pytest.mark.parametrize("wanted", [None, 0, 3, 20])
+def test_logprobs_of_a_beam_are_those_of_generating_from_there(
+    llm: LLM, wanted: int | None
+) -> None:
+    params = dataclasses.replace(PARAMS, max_tokens=5, logprobs=wanted)
+    prompt = PROMPTS[0]
+    (output,) = llm.beam_search([prompt], params)
+    for beam in output.sequences:
+        own = beam.tokens[len(prompt) :]
+        assert len(beam.logprobs) == len(own)
+        count = 2 * PARAMS.beam_width if wanted is None else wanted
+        asked = SamplingParams(temperature=0.0, max_tokens=1, logprobs=count, detokenize=False)
+        texts = [[*prompt, *own[:i]] for i in range(len(own))]
+        for told, token, sampled in zip(
+            beam.logprobs, own, llm.generate(texts, asked, use_tqdm=False), strict=True
+        ):
+            (entries,) = sampled.outputs[0].logprobs or []
+            assert list(told)[:count] == list(entries)[:count]
+            assert len(told) == count + (token not in list(entries)[:count])
+            for other in list(told)[:count]:
+                assert told[other].rank == entries[other].rank
+                assert told[other].logprob == pytest.approx(entries[other].logprob, abs=1e-4)
+        assert sum(
+            entry[token].logprob for entry, token in zip(beam.logprobs, own, strict=True)
+        ) == pytest.approx(beam.cum_logprob)
+
+
+def test_as_many_logprobs_as_generate_allows(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="logprobs is 21; it must be from 0 to 20"):
+        llm.beam_search(PROMPTS[:1], dataclasses.replace(PARAMS, logprobs=21))
+    with pytest.raises(RequestError, match="stop needs a tokenizer"):
+        llm.beam_search(PROMPTS[:1], dataclasses.replace(PARAMS, stop="x"))

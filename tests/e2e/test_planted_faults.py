@@ -26,9 +26,11 @@ from pagemill.batch.request_table import RequestTable
 from pagemill.batch.tier_file import TierFile
 from pagemill.cache_layout import CacheKind
 from pagemill.core import block_manager
+from pagemill.core.beam_search import BeamSearch
 from pagemill.core.block_manager import BlockManager
 from pagemill.core.block_pool import BlockPool
-from pagemill.core.sequence import Sequence
+from pagemill.core.roster import Roster
+from pagemill.core.sequence import Sequence, SequenceStatus
 from pagemill.messages import SwapIn
 from pagemill.sampling.sampler import Sampler
 from pagemill.worker import model_runner
@@ -384,6 +386,28 @@ def _window_slides_with_drafts(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _beams_by_arrival(patch: pytest.MonkeyPatch) -> None:
+    """What is computed for the beams of a round counts in the order in which it came."""
+
+    def note(self: BeamSearch, index: int, scores: Any) -> None:
+        self._results[len(self._results)] = scores
+
+    patch.setattr(BeamSearch, "note", note)
+
+
+def _mates_blocks(patch: pytest.MonkeyPatch) -> None:
+    """With few blocks free, what continues a beam gets the blocks of another beam of the round."""
+    before = Roster.enter_fork
+
+    def enter_fork(self: Roster, parent: Sequence, child: Sequence) -> None:
+        beams = [s for s in parent.group.sequences.values() if s.status is SequenceStatus.PAUSED]
+        others = [s for s in beams if s is not parent and self.blocks.table(s.seq_id)]
+        is_crowded = self.blocks.num_free < 12 and self.blocks.table(parent.seq_id)
+        before(self, others[0] if is_crowded and others else parent, child)
+
+    patch.setattr(Roster, "enter_fork", enter_fork)
+
+
 FAULTS = {
     "window-block-let-go-too-early": Fault(
         _window_block_let_go_too_early, {**CROWDED, "family": "mistral", "num_blocks": 64}
@@ -415,6 +439,8 @@ FAULTS = {
     "lost-block-kept": Fault(_lost_block_kept, SWAPPED),
     "one-draft-too-many": Fault(_one_draft_too_many, DRAFTED),
     "draft-position": Fault(_draft_position, {**DRAFTED, "speculation": "itself"}),
+    "beams-by-arrival": Fault(_beams_by_arrival, CROWDED),
+    "mates-blocks": Fault(_mates_blocks, CROWDED),
     "trimmed-too-far": Fault(_trimmed_too_far, {**DRAFTED, "block_size": 1}),
 }
 

@@ -171,6 +171,9 @@ def searches(draw: st.DrawFn) -> BeamSearchParams:
         ignore_eos=draw(st.booleans()),
         length_penalty=draw(st.sampled_from([-1.0, 0.0, 1.0, 2.0])),
         early_stopping=draw(st.sampled_from([False, True, "never"])),
+        stop=draw(st.sampled_from([None, None, ["a"], ["bc", "Q"]])),
+        stop_token_ids=draw(st.sampled_from([None, None, [109]])),
+        logprobs=draw(st.sampled_from([None, 0, 3, 20])),
     )
 
 

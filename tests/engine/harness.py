@@ -105,7 +105,7 @@ def make_core(script: Script, *, num_blocks: int = 64) -> tuple[EngineCore, Scri
     """Return the core of such an engine, which makes no text, and its executor."""
     config = engine_config()
     executor = make_executor(script, num_blocks, config)
-    return EngineCore(config, executor, counts=True), executor
+    return EngineCore(config, executor, ByteTokenizer(), counts=True), executor
 
 
 def run(engine: LLMEngine, limit: int = 2000) -> list[RequestOutput]:

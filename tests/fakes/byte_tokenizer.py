@@ -41,6 +41,12 @@ class ByteDecoder:
         text = self._utf8.decode(b"", final=True)
         return [TextPiece(text)] if text else []
 
+    def copy(self) -> IncrementalDecoder:
+        """Return another decoder that has taken the same tokens."""
+        other = ByteDecoder(self._skip)
+        other._utf8.setstate(self._utf8.getstate())
+        return other
+
 
 class ByteTokenizer:
     """A `Tokenizer` over bytes. `adds_bos` chooses whether `encode` puts `<bos>` first."""

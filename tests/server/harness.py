@@ -168,7 +168,7 @@ def make_engine(*, adds_bos: bool = False, **model: Any) -> tuple[AsyncLLMEngine
         script, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN
     )
     tokenizer = None if config.model.skip_tokenizer_init else ByteTokenizer(adds_bos=adds_bos)
-    core = EngineCore(config, executor, counts=True)
+    core = EngineCore(config, executor, tokenizer, counts=True)
     return AsyncLLMEngine(ThreadHome(core), tokenizer), executor
 
 

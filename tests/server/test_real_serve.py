@@ -19,23 +19,11 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes.fake_model import save_tiny_llama
 from tests.server.harness import Running, until
 from tests.server.real_serve import ROOT, Serve, ready, started
 from tests.server.test_serving import raw_request, send_half_a_body
 
 COMPLETIONS = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny") / "llama")
-
-
-@pytest.fixture(scope="module")
-def serve(tiny_llama: Path) -> Iterator[Serve]:
-    with ready(str(tiny_llama), "--served-model-name", "tiny", "--debug") as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.batch.request_table import RequestTable
-from pagemill.messages import NewSequence, SamplingSpec
+from pagemill.messages import NewSequence, SamplingSpec, ScheduledSequence, SchedulerOutput
 from pagemill.speculation.matching import narrow
-from pagemill.speculation.past_outputs import PastOutputs
+from pagemill.speculation.past_outputs import NOBODY, PastOutputs, owner_of
 from pagemill.speculation.suffix import SuffixProposer
 
 
@@ -106,3 +106,53 @@ def test_rows_that_end_are_remembered_with_the_end_of_their_prompt() -> None:
     proposer.end_rows(table, [3, 4, 77])
     assert proposer.past.tokens[: proposer.past.stop].tolist() == [*range(112, 120), 1, 2, 3, -1]
     assert proposer.look_up(ints([118, 119]), 8).tolist() == [1, 2, 3]
+
+
+def test_what_was_said_under_one_salt_is_proposed_under_no_other() -> None:
+    owners = [NOBODY, owner_of("a"), owner_of("b")]
+    for teller in owners:
+        proposer = make()
+        proposer.past.add(ints([11, 12, 13, 14]), teller)
+        for asker in owners:
+            draft = list(proposer.look_up(ints([9, 11, 12]), 2, asker))
+            assert draft == ([13, 14] if asker == teller else [])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), max_size=10)), max_size=12),
+    st.lists(st.integers(0, 3), min_size=2, max_size=6),
+)
+def test_an_owner_finds_what_it_would_find_alone(
+    said: list[tuple[int, list[int]]], asked: list[int]
+) -> None:
+    together = make()
+    for owner, text in said:
+        together.past.add(ints(text), owner)
+    for owner in range(3):
+        alone = make()
+        for one, text in said:
+            if one == owner:
+                alone.past.add(ints(text))
+        drafted = together.look_up(ints(asked), 4, owner)
+        assert drafted.tolist() == alone.look_up(ints(asked), 4).tolist()
+
+
+def test_rows_are_remembered_and_asked_under_their_own_salt() -> None:
+    proposer, table = make(), RequestTable()
+
+    def begin(seq_id: int, tokens: tuple[int, ...], salt: str | None) -> None:
+        new = NewSequence(seq_id, "r", tokens, 1, 0, SamplingSpec(), salt)
+        table.add([new])
+        proposer.begin_step(table, SchedulerOutput(step_id=0, scheduled=(), new_sequences=(new,)))
+
+    begin(1, (9, 11, 12, 13, 14), "one")
+    proposer.end_rows(table, [1])
+    table.remove([1])
+    for seq_id, (salt, expected) in enumerate(
+        [("one", [13, 14]), ("two", []), (None, []), ("one", [13, 14])], start=2
+    ):
+        begin(seq_id, (8, 11, 12), salt)
+        part = ScheduledSequence(seq_id, 2, 1, 0, (), num_samples=1, num_drafts=2)
+        (draft,) = proposer.propose(table, [part])
+        assert draft.tolist() == expected
