@@ -129,10 +129,10 @@ class _Draft:
         """Return the finished plan."""
         prompts = []
         for sequence in self._running:
-            if sequence.num_remaining == 1:
-                self._continue(sequence)
-            else:
+            if sequence.num_remaining != 1:
                 prompts.append(sequence)
+            elif not self._decode(sequence):
+                self._continue(sequence)
         for sequence in prompts:
             self._continue(sequence)
         for sequence in prompts:
@@ -148,16 +148,21 @@ class _Draft:
             passed=tuple(self._unfit[: self._num_passed]),
         )
 
+    def _decode(self, sequence: Sequence) -> bool:
+        """Plan the one token left of a running sequence, if that costs no block: nearly every decode."""
+        if self._tokens_left == 0 or (self._preempted and sequence.seq_id in self._preempted):
+            return False
+        if not self._blocks.take_slot(sequence):
+            return False
+        self._planned[sequence.seq_id] = PlannedSequence(sequence, 1)
+        self._tokens_left -= 1
+        return True
+
     def _continue(self, sequence: Sequence) -> None:
         """Plan a running sequence as far as budget and blocks allow, taking blocks if need be."""
         if self._tokens_left == 0 or sequence.seq_id in self._preempted:
             return
-        num_remaining = sequence.num_remaining
-        if num_remaining == 1 and self._blocks.take_slot(sequence):  # nearly every decode
-            self._planned[sequence.seq_id] = PlannedSequence(sequence, 1)
-            self._tokens_left -= 1
-            return
-        wanted = self._share(num_remaining)
+        wanted = self._share(sequence.num_remaining)
         fitting = self._blocks.tokens_that_fit(sequence, wanted)
         while fitting == 0:
             if not self._preempt_for(sequence):

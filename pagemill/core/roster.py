@@ -312,7 +312,7 @@ def news(
     """Return what changed for a sequence, with its state as it is now."""
     return SequenceUpdate(
         seq_id=sequence.seq_id,
-        request_id=sequence.group.request_id,
+        request_id=sequence.group.request.request_id,
         sample_index=sequence.sample_index,
         token_ids=token_ids,
         scores=scores,

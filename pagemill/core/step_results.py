@@ -95,7 +95,9 @@ class StepResults:
             if output.prompt_scores:
                 return [news(sequence, prompt_scores=output.prompt_scores)]
             return []
-        forks = [] if group.is_forked else self._roster.fork(sequence)
+        if group.is_forked:  # nearly every decode
+            return [self._append(sequence, share, output, 0, now)]
+        forks = self._roster.fork(sequence)
         group.is_forked = True
         updates = [
             self._append(sample, share, output, index, now)

@@ -38,6 +38,11 @@ def check_tokens(
     ("length"), which hold whatever `min_tokens` says. The token that ends the sequence is kept.
     """
     limit = min(request.max_tokens, max_model_len - len(request.prompt_token_ids))
+    num_new = len(token_ids)
+    ends_nowhere = request.eos_token_ids.isdisjoint(token_ids)
+    ends_nowhere = ends_nowhere and request.stop_token_ids.isdisjoint(token_ids)
+    if ends_nowhere and num_output + num_new < limit:  # nearly every time
+        return _ONE_KEPT if num_new == 1 else TokenStop(num_new)
     for num_kept, token_id in enumerate(token_ids, start=1):
         num_now = num_output + num_kept
         if num_now >= request.sampling.min_tokens:
@@ -47,7 +52,7 @@ def check_tokens(
                 return TokenStop(num_kept, "stop", token_id)
         if num_now >= limit:
             return TokenStop(num_kept, "length")
-    return _ONE_KEPT if len(token_ids) == 1 else TokenStop(len(token_ids))
+    return TokenStop(num_new)
 
 
 # ---------------------------------------------------------------- strings

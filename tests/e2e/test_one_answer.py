@@ -1,7 +1,7 @@
 """One request, one answer: random requests in random worlds, each compared with itself alone.
 
-Greedy and sampled requests with every kind of parameter arrive at random steps in engines of random block
-sizes, pools, budgets and policies, cold and warm, and are aborted or cut by stops. On the native kernels
+Greedy and sampled requests with every kind of parameter, and searches of beams, arrive at random steps in engines
+of random block sizes, pools, budgets and policies, cold and warm, and are aborted or cut by stops. On the native kernels
 tokens and logprobs are equal to the bit, in float32 and bfloat16; on plain torch tokens in float32.
 
 `make property` draws more worlds than a test run does (hypothesis profile "property").
