@@ -269,7 +269,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--contexts", default="128,2048,8192")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--cache-gib", type=float, default=12.0, help="most memory of the cache")
-    parser.add_argument("--picture", type=Path, default=Path("docs/growth.svg"))
+    parser.add_argument("--picture", type=Path, default=None, metavar="FILE.svg")
     return parser.parse_args()
 
 
@@ -288,7 +288,7 @@ def main() -> None:
         if (n, context) not in fitting:
             print(f"left out: {n} sequences of {context} tokens need more than --cache-gib")
     meter = LimitsMeter(arguments.threads, model.piece_bytes)
-    tokens = max(n * (context + room) for n, context in fitting)
+    tokens = max(n * -(-(context + room) // BLOCK_SIZE) * BLOCK_SIZE for n, context in fitting)
     worker = make_worker(model, arguments.threads, tokens, max(contexts) + room, max(sequences))
     title = f"{arguments.model}, {model.layers} layers, {arguments.threads} threads"
     print(f"{title}; {native.describe()}\n")
@@ -307,8 +307,9 @@ def main() -> None:
         f"{model.piece_bytes} bytes {_spread([one.pieces_bytes_per_s for one in seen])} GB/s, "
         f"products {_spread([one.flops_per_s for one in seen])} GFLOP/s"
     )
-    arguments.picture.write_text(draw(points))
-    print(f"picture: {arguments.picture}")
+    if arguments.picture is not None:
+        arguments.picture.write_text(draw(points))
+        print(f"picture: {arguments.picture}")
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -147,8 +147,9 @@ def crossover(arguments: argparse.Namespace) -> None:
                 flush=True,
             )
         worker.close()
-    draw(points, arguments.plot)
-    print(f"picture: {arguments.plot}")
+    if arguments.plot is not None:
+        draw(points, arguments.plot)
+        print(f"picture: {arguments.plot}")
 
 
 def shared_prefix(arguments: argparse.Namespace) -> None:
@@ -189,7 +190,7 @@ def main() -> None:
     parser.add_argument(
         "--dir", help="folder for the tier's file and the model; default: the system's"
     )
-    parser.add_argument("--plot", type=Path, default=Path("benchmarks/swap.svg"))
+    parser.add_argument("--plot", type=Path, default=None, metavar="FILE.svg")
     arguments = parser.parse_args()
     print(native.describe())
     if arguments.part != "2":

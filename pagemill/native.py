@@ -27,13 +27,18 @@ LOST = (
 def extension() -> ModuleType | None:
     """Return pagemill._C, set to the path that PAGEMILL_CPU_ISA asks for, or None when it is absent.
 
-    Raises ConfigError for a path this machine cannot run. Import torch first: the extension then shares
-    its OpenMP threads.
+    Raises ConfigError for a path this machine cannot run, and for any where no kernels are built. Import
+    torch first: the extension then shares its OpenMP threads.
     """
+    wanted = env.cpu_isa()
     if importlib.util.find_spec("pagemill._C") is None:
+        if wanted:
+            raise ConfigError(
+                f"PAGEMILL_CPU_ISA is {wanted!r}, but no native kernels are built: unset it, or install a "
+                "C++ compiler and CMake and install pagemill again"
+            )
         return None
     module = importlib.import_module("pagemill._C")
-    wanted = env.cpu_isa()
     if wanted:
         use_isa(wanted, module)
     return module

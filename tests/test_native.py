@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -48,6 +49,15 @@ def test_a_path_that_is_lacking_is_refused_with_those_there_are(tmp_path: Path) 
         assert f"available: {available}" in done.stderr
         assert "Traceback" not in done.stderr
     assert "cannot be used: PAGEMILL_CPU_ISA" in run("pagemill", "collect-env", isa="sve9").stdout
+
+
+def test_a_path_is_refused_where_no_kernels_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PAGEMILL_CPU_ISA", "avx2")
+    with pytest.raises(
+        ConfigError, match="PAGEMILL_CPU_ISA is 'avx2', but no native kernels are built"
+    ):
+        native.extension.__wrapped__()
 
 
 @needs_extension

@@ -8,6 +8,7 @@ have the machine to themselves. Called by `benchmarks.turns`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -26,6 +27,8 @@ from benchmarks.engines.base import EngineOptions
 
 ROOT = Path(__file__).parents[2]
 _ERROR_LINES = 3
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class EngineFailed(Exception):
@@ -35,6 +38,12 @@ class EngineFailed(Exception):
 def command(python: str, module: str, options: EngineOptions) -> list[str]:
     """Return the command that runs an engine file in the environment of `python`."""
     return [python, "-m", "benchmarks.engines", module, json.dumps(asdict(options))]
+
+
+def _end_with_caller() -> None:
+    """Have the kernel kill this process, stopped as it may be, when its caller is gone."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class EngineProcess:
@@ -52,7 +61,7 @@ class EngineProcess:
         }
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            text=True, cwd=ROOT, env=environment,
+            text=True, cwd=ROOT, env=environment, preexec_fn=_end_with_caller,
         )  # fmt: skip
 
     def __enter__(self) -> EngineProcess:

@@ -55,10 +55,18 @@ def settle(arguments: argparse.Namespace) -> Setting:
     """Bring the kernels into the setting that was asked for, and return it."""
     module = native.required()
     if arguments.isa:
-        native.use_isa(arguments.isa)
+        try:
+            module.force_isa(arguments.isa)
+        except ValueError as error:
+            raise SystemExit(f"--isa: {error}") from error
     torch.set_num_threads(arguments.threads)
     module.set_num_threads(arguments.threads)
     models = arguments.models.split(",")
+    unknown = sorted(set(models) - set(SHAPES))
+    if unknown:
+        raise SystemExit(
+            f"--models: {', '.join(unknown)} is not known; there are {', '.join(SHAPES)}"
+        )
     return Setting(
         threads=arguments.threads,
         seconds=arguments.seconds,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -34,7 +35,7 @@ from pagemill.quant import (
     QUANT_METHODS,
     stored_settings,
 )
-from pagemill.quant.base import AnyTarget, Loadable, QuantMethod, RandomWeights
+from pagemill.quant.base import AnyTarget, Loadable, NotFiniteError, QuantMethod, RandomWeights
 from pagemill.quant.stored import StoredWeights
 from pagemill.quant.waiting import WaitingRows
 
@@ -130,7 +131,8 @@ def _build_from(
     _fill(checkpoint, targets)
     if both:
         _settle_head(model)
-    model.head.finish()
+    with _named(embedding if tied else head):
+        model.head.finish()
     return model
 
 
@@ -154,18 +156,28 @@ def _fill(checkpoint: Checkpoint, targets: dict[str, AnyTarget]) -> None:
             target = targets.pop(name, None)
             if target is None:
                 continue
-            target.fill(tensor)
-            filled.add(name)
             owner = target.owner
-            del target
             waiting[id(owner)] -= 1
-            if not waiting[id(owner)]:
-                _finish(owner)
+            with _named(name):
+                target.fill(tensor)
+                filled.add(name)
+                del target
+                if not waiting[id(owner)]:
+                    _finish(owner)
     if targets:
         raise CheckpointError(
             f"{checkpoint.path} lists tensors that it did not give: {', '.join(sorted(targets))}; "
             "the files may have changed while they were read. Start again"
         )
+
+
+@contextmanager
+def _named(tensor: str) -> Iterator[None]:
+    """Say which layer has the matrix that cannot be rounded: that of this tensor, its last one."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise CheckpointError(f"in the layer of {tensor}: {error}") from error
 
 
 def _finish(module: object) -> None:

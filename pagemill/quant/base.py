@@ -16,6 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.checkpoint.base import RowSource, Stored
+from pagemill.errors import CheckpointError
+
+
+class NotFiniteError(CheckpointError):
+    """A matrix that is to be rounded holds NaN or infinity; the loader says which."""
+
+    def __init__(self, shape: Sequence[int], form: str) -> None:
+        super().__init__(
+            f"a weight matrix of {tuple(shape)} holds NaN or infinity, which {form} cannot: load it without "
+            "quantization, or mend the checkpoint"
+        )
+
 
 # The types of numbers that are no weights by themselves; cast, they would load and mean nothing.
 _NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64|F8_.*|F6_.*|F4")

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from pagemill import native
-from pagemill.errors import CheckpointError
 from pagemill.ops.packed import PackedFormat, PackedMatrix, fill
-from pagemill.quant.base import LinearShape
+from pagemill.quant.base import LinearShape, NotFiniteError
 from pagemill.quant.packed import PackedLayers, keep, parts_of, unfilled_for
 from pagemill.quant.while_loading import QuantizedWhileLoading
 
@@ -56,16 +55,13 @@ class Int4(QuantizedWhileLoading):
 def quantize_rows(weight: Tensor, matrix: PackedMatrix, part: int = 0) -> None:
     """Quantize weight [rows, in] into one part of a matrix, a slice of rows at a time.
 
-    Raises CheckpointError where a weight is not finite.
+    Raises NotFiniteError where a weight is not finite.
     """
     step = max(1, _SLICE_ELEMENTS // (16 * weight.shape[1])) * 16
     for start in range(0, len(weight), step):
         codes, scales = quantize(weight[start : start + step])
         if not bool(scales.isfinite().all()):
-            raise CheckpointError(
-                f"a weight matrix of {tuple(weight.shape)} holds NaN or infinity, which int4 cannot: "
-                "load it without quantization, or mend the checkpoint"
-            )
+            raise NotFiniteError(weight.shape, "int4")
         fill(matrix, codes, scales, first_row=start, part=part)
 
 

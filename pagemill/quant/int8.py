@@ -18,7 +18,7 @@ from pagemill import native
 from pagemill.errors import CheckpointError
 from pagemill.ops import reference as ops
 from pagemill.ops.reference import PER_ROW, Int8Rounding, activation_outputs
-from pagemill.quant.base import LinearShape
+from pagemill.quant.base import LinearShape, NotFiniteError
 from pagemill.quant.while_loading import QuantizedWhileLoading
 
 MAX_IN_FEATURES = 65536  # of exact sums in 32 bits
@@ -110,10 +110,7 @@ class Int8Layers:
         try:
             codes, scales = self.store.quantize(shape, weight)
         except ValueError as error:
-            raise CheckpointError(
-                f"a weight matrix of {tuple(weight.shape)} holds NaN or infinity, which int8 cannot: "
-                "load it without quantization, or mend the checkpoint"
-            ) from error
+            raise NotFiniteError(weight.shape, "int8") from error
         self._keep(layer, codes, scales, None, PER_ROW)
 
     def apply(

@@ -301,7 +301,8 @@ class Repacked:
                 part, row = divmod(first, each)
                 stop = min(matrix.part.stop - start, (part + 1) * each, first + step)
                 offset = start - matrix.part.start
-                self._fill_rows(packed, source.rows(first + offset, stop + offset), row, part)
+                rows = _finite_rows(matrix, source, first + offset, stop + offset)
+                self._fill_rows(packed, rows, row, part)
                 first = stop
 
     def _fill_rows(self, packed: PackedMatrix, rows: RowCodes, first: int, part: int) -> None:
@@ -391,13 +392,29 @@ def _keep_rounded(
         codes = torch.empty(shape.out_features, shape.in_features, dtype=torch.int8, device="meta")
         scales = torch.empty(shape.out_features, dtype=torch.float32, device="meta")
     else:
-        rows = [source.rows(0, matrix.rows) for matrix, source in given if source is not None]
+        rows = [
+            _finite_rows(matrix, source, 0, matrix.rows)
+            for matrix, source in given
+            if source is not None
+        ]
         codes = rows[0].codes if len(rows) == 1 else torch.cat([part.codes for part in rows])
         scales = torch.cat([part.scales[:, 0].float() for part in rows])
         first = given[0][1]
         how = how if first is None else first.rounding or how
     layers.attach(holder, codes, scales, how)
     return layers
+
+
+def _finite_rows(matrix: Matrix, source: CodeSource, start: int, stop: int) -> RowCodes:
+    """Return rows of codes; CheckpointError where what scales them is NaN or infinite."""
+    rows = source.rows(start, stop)
+    for what, numbers in (("scales", rows.scales), ("minima or zero points", rows.offsets)):
+        if numbers is not None and not bool(numbers.isfinite().all()):
+            raise CheckpointError(
+                f"{matrix.part.name.plain}: the {what} of rows {start} to {stop - 1} hold NaN or infinity; "
+                "the checkpoint is damaged: fetch or make it again"
+            )
+    return rows
 
 
 class _Sized:

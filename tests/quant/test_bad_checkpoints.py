@@ -21,6 +21,10 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64}
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}
 
+# A scale that is not finite would make every answer of the model an error that names no tensor.
+NAN = float("nan")
+NOT_FINITE = r"layers\.0\.self_attn\.q_proj: the scales of rows 0 to .* hold NaN or infinity"
+
 
 def tensors_of(weights: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
     """Return a compressed-tensors configuration with one group."""
@@ -135,6 +139,11 @@ def test_modules_are_left_out_as_their_writers_mean_it() -> None:
         ("fp8-block", "weight_scale_inv", lambda t: None, "neither weight_scale nor weight_scale_inv"),
         ("fp8-block", "weight_scale_inv", lambda t: t[:, :-1], r"is \[2, 3\], needed \[2, 4\]"),
         ("fp8-block", "weight", lambda t: t.to(torch.int8), "is I8, needed F8_E4M3"),
+        ("gptq-4-asym-g32", "scales", lambda t: t * NAN, NOT_FINITE),
+        ("awq-4-g32", "scales", lambda t: t / 0, NOT_FINITE),
+        ("ct-w4a16-sym-g64", "weight_scale", lambda t: t * NAN, NOT_FINITE),
+        ("ct-w8a8-dynamic", "weight_scale", lambda t: t / 0, NOT_FINITE),
+        ("fp8-block", "weight_scale_inv", lambda t: t * NAN, NOT_FINITE),
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_wrong_is_refused_by_name(
