@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.growth import BLOCK_SIZE, QWEN3
+from benchmarks.growth import BLOCK_SIZE, MODELS
 from benchmarks.svg import Panel, picture
 from pagemill import LLM, EngineArgs, SamplingParams, native
 from pagemill.engine.resolve import resolve
@@ -59,7 +59,9 @@ class Point:
 
 def arguments_of(folder: str, layers: int, threads: int, tokens: int) -> dict[str, object]:
     """Write a model without weights; return the arguments of an engine with room for `tokens`."""
-    Path(folder, "config.json").write_text(json.dumps(QWEN3 | {"num_hidden_layers": layers}))
+    Path(folder, "config.json").write_text(
+        json.dumps(MODELS["qwen3-0.6b"] | {"num_hidden_layers": layers})
+    )
     return {
         "model": folder,
         "load_format": "dummy",
