@@ -13,13 +13,13 @@ import argparse
 import ctypes
 from pathlib import Path
 
-import llama_cpp
-
 _TYPES = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K")
 
 
 def write(source: Path, target: Path, kind: str) -> None:
     """Write one file. Raises SystemExit where llama.cpp refuses."""
+    import llama_cpp  # of that environment; nothing else here has it
+
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.allow_requantize = True  # from float values again

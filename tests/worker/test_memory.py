@@ -216,7 +216,10 @@ def test_a_draft_model_keeps_every_token_of_every_layer() -> None:
 def test_draft_tokens_take_a_row_of_logits_each() -> None:
     config = make_config()
     config = dataclasses.replace(
-        config, scheduler=dataclasses.replace(config.scheduler, max_num_seqs=512)
+        config,
+        scheduler=dataclasses.replace(
+            config.scheduler, max_num_seqs=512, max_num_batched_tokens=512
+        ),
     )
     speculative = SpeculativeConfig(
         method="ngram", num_speculative_tokens=8, adaptive_length=True, options={}
