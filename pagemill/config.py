@@ -103,6 +103,7 @@ class SchedulerConfig:
     policy: str  # key of the policy registry
     tenant_weights: dict[str, float] = field(default_factory=dict)  # shares of policy "fair"
     preemption_mode: str = "auto"  # swap or recompute; auto: what the measured costs favour
+    async_scheduling: bool = False  # a step is planned while the one before it computes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,10 @@ class EngineArgs:
     tenant_weights: dict[str, float] = arg(
         {}, "scheduler", "shares of tenants under policy fair, by API key or user (JSON); others: 1"
     )
+    async_scheduling: bool | None = arg(
+        None, "scheduler", "plan a step while the one before it computes; needs "
+        "--distributed-executor-backend mp; default: off"
+    )  # fmt: skip
     preemption_mode: str = arg(
         "auto", "scheduler", "what becomes of a preempted sequence's blocks; auto: what is cheaper, by "
         "costs measured at start", choices=("auto", "swap", "recompute"),

@@ -73,7 +73,8 @@ class BlockManager:
             if kind.window is not None
         ]
         self._copies: list[tuple[int, int]] = []  # of the step that is being committed
-        self._sealed: dict[int, None] = {}  # by that step, or by the one in flight
+        # By steps that have no result yet, the oldest first, and last by the one that is being committed.
+        self._sealed: list[dict[int, None]] = [{}]
         self._unsaved: dict[int, None] = {}  # sealed before, and to be kept in a tier that lasts
 
     # ------------------------------------------------------------ read
@@ -215,7 +216,7 @@ class BlockManager:
 
     def _seal(self, block: int, name: bytes) -> None:
         self._pool.seal(block, name)
-        self._sealed[block] = None
+        self._sealed[-1][block] = None
 
     def seal(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
         """Let the blocks be found that positions [num_computed, num_tokens) fill up."""
@@ -353,13 +354,16 @@ class BlockManager:
         out, in_, forgets = ((), (), False) if self._tier is None else self._tier.take_moves()
         moves = BlockMoves(tuple(self._copies), out, in_, forgets)
         self._copies.clear()
+        self._sealed.append({})
         return moves
 
     def landed(self) -> None:
-        """Say that the step in flight has a result: what it sealed holds what it should."""
+        """Say that the oldest step in flight has a result: what it sealed holds what it should."""
+        sealed = self._sealed.pop(0)
+        if not self._sealed:
+            self._sealed.append({})
         if self._tier is not None and self._tier.saves:
-            self._unsaved.update(dict.fromkeys(reversed(self._sealed)))  # tails are used least
-        self._sealed.clear()
+            self._unsaved.update(dict.fromkeys(reversed(sealed)))  # tails are used least
 
     def lose(self, lost: LostMoves) -> tuple[frozenset[int], list[int]]:
         """Take back what hung on moves of the step in flight that were not done.
@@ -367,7 +371,8 @@ class BlockManager:
         Returns the blocks that may hold anything, those sealed by the step among them, and the swapped
         sequences that have nothing in the tier any more.
         """
-        bad = frozenset((*lost.blocks, *self._sealed)) if lost.blocks else frozenset()
+        sealed = chain.from_iterable(self._sealed)
+        bad = frozenset((*lost.blocks, *sealed)) if lost.blocks else frozenset()
         for block in bad:
             self._pool.unname(block)
         if self._tier is None:

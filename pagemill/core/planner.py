@@ -66,12 +66,14 @@ _LOOK_AHEAD = 32
 class PlanView:
     """The state a plan is made from."""
 
-    running: Iterable[Sequence]  # in the order of admission_key
+    # In the order of admission_key; without those that cannot go on before the step in flight has a result.
+    running: Iterable[Sequence]
     waiting: Iterable[Sequence]  # likewise; read only as far as sequences are admitted
     # Waiting ones with blocks; asked when blocks are short.
     holders: Callable[[], Iterable[Sequence]]
     blocks: BlockView
     drafts: DraftChooser | None = None  # None: no step has any
+    num_held_up: int = 0  # have a seat and blocks, and cannot go on before the step in flight has a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class _Draft:
         self._running = list(view.running)
         self._blocks = BlockDraft(view.blocks)
         self._tokens_left = limits.max_num_tokens
-        self._seats_left = limits.max_num_seqs - len(self._running)
+        self._num_others = len(self._running) + view.num_held_up  # have seats
+        self._seats_left = limits.max_num_seqs - self._num_others
         self._planned: dict[int, PlannedSequence] = {}
         self._preempted: dict[int, Sequence] = {}
         self._victims: VictimQueue | None = None
@@ -184,7 +187,7 @@ class _Draft:
             hits = self._blocks.hits(sequence)
             num_left = sequence.num_remaining - hits.num_tokens
             if not self._has_room(sequence, hits):
-                if self._running or self._planned:
+                if self._num_others or self._planned:
                     self._unfit.append(sequence)
                     if sequence.num_passes >= MOST_PASSES:
                         return
@@ -267,7 +270,7 @@ class _Draft:
         if sequence.num_preemptions:
             # Each of the others may need a block soon. Without room for that, the one that comes
             # back would be preempted again, its tokens computed for nothing.
-            room -= len(self._running)
+            room -= self._num_others
         return self._blocks.cost_of_all(sequence, hits) <= room
 
     def _schedule(self, sequence: Sequence, num_tokens: int, hits: PrefixHits = NO_HITS) -> None:

@@ -84,7 +84,8 @@ class Roster:
             if end or self.blocks.table(sequence.seq_id):
                 self.blocks.check_table(sequence, end)
             num_named = len(sequence.block_names)
-            assert num_named in (0, sequence.num_tokens // block_size), "full blocks without a name"
+            num_known = sequence.num_tokens - sequence.num_pending
+            assert num_named in (0, num_known // block_size), "full blocks without a name"
         for group in self.groups.values():
             hidden = 0 if group.is_forked else group.request.num_samples - 1
             assert group.num_unfinished == len(group.sequences) + hidden, "samples miscounted"

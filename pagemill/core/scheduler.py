@@ -5,7 +5,10 @@ The face of the planning wing. A step is
     schedule()   plan (pure, `planner`), then commit (`step_commit`): blocks, queues, counts -> SchedulerOutput
     update()     append tokens, token stops, forks (`step_results`)                          -> SequenceUpdate
 
-and between steps requests are added, aborted, expired, or finished by a string stop. One step is in flight at most.
+and between steps requests are added, aborted, expired, or finished by a string stop. `schedule` may be called once
+more before `update`, where `may_overlap` says so: the second step is planned as if each sequence that draws a token in
+the first goes on with it. One that ends instead is dropped from the second step's results.
+
 The sequences, their queues and their blocks are in the `roster`.
 
 Called by `engine.engine_core`, from one thread.
@@ -14,7 +17,8 @@ Called by `engine.engine_core`, from one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from pagemill.cache_layout import CacheLayout, plain_layout
 from pagemill.config import SchedulerConfig, SpeculativeConfig
@@ -27,6 +31,7 @@ from pagemill.core.planner import PlanView, StepLimits, plan_step
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
 from pagemill.core.policies.walled import WalledPolicy
+from pagemill.core.sequence import Sequence
 from pagemill.core.roster import Roster, failure_text
 from pagemill.core.step_commit import StepCommit
 from pagemill.core.step_results import StepResults
@@ -98,7 +103,8 @@ class Scheduler:
         self._drafts = None if speculative is None else DraftLengths(speculative, max_model_len)
         self._results = StepResults(self._roster, max_model_len, clock, self._drafts, text_of)
         self._ignored: dict[str, tuple[EngineRequest, IgnoredRequest]] = {}  # to be answered
-        self._in_flight: int | None = None  # step_id of the step that has no result yet
+        self._overlaps = config.async_scheduling
+        self._in_flight: deque[SchedulerOutput] = deque()  # steps that have no result yet
 
     # ------------------------------------------------------------ requests
 
@@ -194,25 +200,42 @@ class Scheduler:
     # ------------------------------------------------------------ steps
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step and commit it. The result of the step before must have been given."""
-        assert self._in_flight is None, f"step {self._in_flight} has no result yet"
+        """Plan the next step and commit it. Results of all steps before must have been given, or of all
+        but one where `may_overlap` says so."""
+        running: Iterable[Sequence] = self._roster.running
+        if self._in_flight:
+            assert self.may_overlap(), f"step {self._in_flight[0].step_id} has no result yet"
+            self._results.count(self._in_flight[0])
+            running = [sequence for sequence in running if sequence.num_remaining]
         view = PlanView(
-            running=self._roster.running,
+            running=running,
             waiting=self._roster.waiting,
             holders=self._roster.waiting_holders,
             blocks=self._blocks,
             drafts=self._drafts,
+            num_held_up=len(self._roster.running) - len(running) if self._in_flight else 0,
         )
         plan = plan_step(view, self._limits, self._policy)
         output = self._commit.commit(plan, tuple(answer for _, answer in self._ignored.values()))
         self._ignored.clear()
-        if output.scheduled:
-            self._in_flight = output.step_id
+        if output.scheduled or not output.block_moves.is_empty:
+            self._in_flight.append(output)
         return output
+
+    def may_overlap(self) -> bool:
+        """Return whether the next step may be scheduled before the step in flight has a result.
+
+        Not behind a step that moves blocks of the host tier: what it could not move, nobody may build on. Not
+        with drafts: how many tokens they come to is not known.
+        """
+        if not self._overlaps or len(self._in_flight) != 1 or self._drafts is not None:
+            return False
+        moves = self._in_flight[0].block_moves
+        return not (moves.swap_in or moves.swap_out or moves.forgets_host)
 
     def last_step(self) -> SchedulerOutput | None:
         """Return what is left to be kept in a tier that lasts when the engine ends; None: nothing."""
-        if self._in_flight is not None:
+        if self._in_flight:
             return None  # that step failed, and what it should have computed is not there
         step = self._commit.last()
         return None if step.block_moves.is_empty else step
@@ -225,11 +248,10 @@ class Scheduler:
         assert result.step_id == scheduled.step_id, (
             f"the result of step {result.step_id} was given for step {scheduled.step_id}"
         )
-        if scheduled.scheduled:
-            assert self._in_flight == scheduled.step_id, (
-                f"step {scheduled.step_id} is not in flight"
-            )
-            self._in_flight = None
+        if self._in_flight and self._in_flight[0].step_id == scheduled.step_id:
+            self._in_flight.popleft()
+        else:
+            assert not scheduled.scheduled, f"step {scheduled.step_id} is not the first in flight"
         return self._results.take(scheduled, result)
 
     def _why_ignored(self, request: EngineRequest) -> str | None:

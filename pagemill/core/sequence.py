@@ -2,7 +2,8 @@
 
 The three counts are intervals over token positions (drawn in `messages`): `num_computed` tokens have
 their keys and values in the cache, `num_scheduled` more are being computed by the step in flight, and
-`num_tokens` are known. There is no prefill and no decode phase: a sequence is whatever it still has to
+`num_tokens` are known. Where steps overlap, one of the known tokens may be a place only: the step in flight
+draws it, and its id comes with that step's result (`num_pending`). There is no prefill and no decode phase: a sequence is whatever it still has to
 compute, and a step that reaches `num_tokens` produces the next token.
 
 Owned and changed by the scheduler alone; the planner and the policies read. Blocks belong to the block
@@ -16,6 +17,9 @@ from dataclasses import dataclass, field
 
 from pagemill.core.beam_search import BeamSearch
 from pagemill.messages import EngineRequest, NewSequence
+
+
+PENDING = -1  # stands for the id of a token that a step in flight is drawing
 
 
 class SequenceStatus(enum.Enum):
@@ -99,6 +103,8 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_scheduled: int = 0
+    num_pending: int = 0  # 1: the last known token is a place, the step in flight draws it
+    counted_step: int = -1  # the last step whose tokens were counted as computed before its result came
     status: SequenceStatus = SequenceStatus.WAITING
     has_row: bool = False  # the ranks hold a row for it
     next_prompt_score: int = 1  # first prompt position whose logprobs were not delivered
@@ -149,8 +155,24 @@ class Sequence:
         output = self.output_token_ids[max(0, start - num_prompt) : stop - num_prompt]
         return (*self.prompt_token_ids[start:], *output)
 
+    def expect(self) -> None:
+        """Count the token that the step in flight draws as known."""
+        assert self.num_pending == 0, "one step draws one token"
+        self.output_token_ids.append(PENDING)
+        self.num_tokens += 1
+        self.num_pending = 1
+
+    @property
+    def num_output(self) -> int:
+        """Return how many output tokens have an id."""
+        return len(self.output_token_ids) - self.num_pending
+
     def append(self, token_ids: tuple[int, ...], now: float) -> None:
-        """Append tokens that a step made at `now` (seconds of `time.monotonic`)."""
+        """Append tokens that a step made at `now` (seconds of `time.monotonic`); one may be expected."""
+        if self.num_pending:
+            self.output_token_ids.pop()
+            self.num_tokens -= 1
+            self.num_pending = 0
         self.output_token_ids.extend(token_ids)
         self.num_tokens += len(token_ids)
         if self.first_token_time is None:
@@ -186,6 +208,7 @@ class Sequence:
 
     def as_new(self) -> NewSequence:
         """Return the message that gives the ranks a row."""
+        assert self.num_pending == 0, "a new row needs every token's id"
         request = self.group.request
         return NewSequence(
             seq_id=self.seq_id,

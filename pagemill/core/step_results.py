@@ -12,7 +12,7 @@ from pagemill.core.beam_results import BeamResults, TextOf
 from pagemill.core.draft_lengths import DraftLengths
 from pagemill.core.roster import Roster, news
 from pagemill.core.sequence import Sequence, SequenceStatus
-from pagemill.core.stop_checker import check_tokens
+from pagemill.core.stop_checker import check_tokens, output_limit
 from pagemill.log import get_logger
 from pagemill.messages import (
     ScheduledSequence,
@@ -43,6 +43,37 @@ class StepResults:
         self._lets_go = roster.blocks.layout.lets_go
         self._beams = BeamResults(roster, max_model_len, text_of)
 
+    def count(self, scheduled: SchedulerOutput) -> None:
+        """Count what the step in flight computes as computed, so that the next one can be planned.
+
+        A sequence that draws one token, and is not sure to end with it, goes on with that token as if it
+        were known. All others (those that fork, search beams, or reach their last token) are left as they are,
+        with nothing remaining: they wait for the result.
+        """
+        for share in scheduled.scheduled:
+            sequence = self._roster.sequences.get(share.seq_id)
+            if sequence is None or not self._goes_on(sequence, share):
+                continue
+            self._count(sequence, share)
+            sequence.counted_step = scheduled.step_id
+            if share.num_samples:
+                sequence.expect()
+
+    def _goes_on(self, sequence: Sequence, share: ScheduledSequence) -> bool:
+        request = sequence.group.request
+        if share.num_samples == 0:
+            return share.num_computed + share.num_tokens < sequence.num_tokens
+        if share.num_samples > 1 or share.num_drafts or request.beams is not None:
+            return False
+        limit = output_limit(request, self._max_model_len)
+        return len(sequence.output_token_ids) + 1 < limit
+
+    def _count(self, sequence: Sequence, share: ScheduledSequence) -> None:
+        sequence.num_computed += sequence.num_scheduled
+        sequence.num_scheduled = 0
+        if share.prompt_logprobs_from is not None:
+            sequence.next_prompt_score = sequence.num_computed + 1
+
     def take(self, scheduled: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
         """Take a step's results in; return what is new, for the output processor.
 
@@ -63,12 +94,10 @@ class StepResults:
             sequence = self._roster.sequences.get(share.seq_id)
             if sequence is None or share.seq_id in redone:
                 continue
-            sequence.num_computed += sequence.num_scheduled
-            sequence.num_scheduled = 0
+            if sequence.counted_step < scheduled.step_id:
+                self._count(sequence, share)
             if self._lets_go and not share.num_drafts:
                 self._roster.blocks.slide(sequence, share.num_computed)
-            if share.prompt_logprobs_from is not None:
-                sequence.next_prompt_score = sequence.num_computed + 1
             try:
                 updates += self._take_one(sequence, share, output, now)
             except Exception as error:
@@ -122,6 +151,15 @@ class StepResults:
             blocks.slide(sequence, share.num_computed)
         blocks.trim(sequence.seq_id, sequence.num_tokens)
 
+    def _seal_late(self, sequence: Sequence) -> None:
+        """Let the block be found that a token fills whose id was not known when it was planned.
+
+        The step in flight computes it, unless the sequence was preempted since.
+        """
+        end = sequence.num_tokens
+        if sequence.num_computed + sequence.num_scheduled >= end:
+            self._roster.blocks.seal(sequence, end - 1, end)
+
     def _append(
         self,
         sequence: Sequence,
@@ -136,7 +174,8 @@ class StepResults:
         if self._drafts is not None:
             self._drafts.learn(sequence, output.num_drafted, len(run) - 1)
         request = sequence.group.request
-        stop = check_tokens(run, len(sequence.output_token_ids), request, self._max_model_len)
+        was_expected = sequence.num_pending > 0
+        stop = check_tokens(run, sequence.num_output, request, self._max_model_len)
         kept = run[: stop.num_kept]
         sequence.append(kept, now)
         self._roster.blocks.name_blocks(sequence)
@@ -145,6 +184,8 @@ class StepResults:
         scores = output.scores[index][: stop.num_kept] if output.scores else ()
         prompt_scores = output.prompt_scores if index == 0 else ()
         if stop.finish_reason is None:
+            if was_expected:
+                self._seal_late(sequence)
             return news(sequence, token_ids=kept, scores=scores, prompt_scores=prompt_scores)
         return self._roster.end(
             sequence,

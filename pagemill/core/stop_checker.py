@@ -28,6 +28,11 @@ class TokenStop:
 _ONE_KEPT = TokenStop(1)  # what nearly every decode gets
 
 
+def output_limit(request: EngineRequest, max_model_len: int) -> int:
+    """Return how many output tokens a sequence of the request may have."""
+    return min(request.max_tokens, max_model_len - len(request.prompt_token_ids))
+
+
 def check_tokens(
     token_ids: Sequence[int], num_output: int, request: EngineRequest, max_model_len: int
 ) -> TokenStop:
@@ -37,7 +42,7 @@ def check_tokens(
     its id), both only from the `min_tokens`-th output token on; then `max_tokens` and `max_model_len`
     ("length"), which hold whatever `min_tokens` says. The token that ends the sequence is kept.
     """
-    limit = min(request.max_tokens, max_model_len - len(request.prompt_token_ids))
+    limit = output_limit(request, max_model_len)
     num_new = len(token_ids)
     ends_nowhere = request.eos_token_ids.isdisjoint(token_ids)
     ends_nowhere = ends_nowhere and request.stop_token_ids.isdisjoint(token_ids)

@@ -50,6 +50,19 @@ def check_arguments(args: EngineArgs) -> None:
     chunked = args.enable_chunked_prefill
     if chunked is not None and not isinstance(chunked, bool):
         raise _bad("enable_chunked_prefill", chunked, "True, or None for the same")
+    ahead = args.async_scheduling
+    if ahead is not None and not isinstance(ahead, bool):
+        raise _bad("async_scheduling", ahead, "True, False, or None for the default")
+    if ahead and args.distributed_executor_backend not in ("mp", "multi_process"):
+        raise ConfigError(
+            "async_scheduling plans a step while another process computes the one before: it needs "
+            "distributed_executor_backend='mp'. Set that, or leave async_scheduling out"
+        )
+    if ahead and args.speculative_config is not None:
+        raise ConfigError(
+            "async_scheduling plans ahead by one token a sequence, and with speculative_config nobody knows "
+            "how many there will be; leave one of them out"
+        )
     size = args.block_size
     if size is not None and (type(size) is not int or size not in BLOCK_SIZES):
         raise _bad("block_size", size, f"one of {', '.join(map(str, BLOCK_SIZES))}")

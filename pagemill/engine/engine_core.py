@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -26,6 +27,8 @@ from pagemill.log import get_logger, setup_logging
 from pagemill.messages import (
     AbortedRequest,
     EngineRequest,
+    ExpiredRequest,
+    IgnoredRequest,
     SchedulerOutput,
     StepOutput,
     StepReport,
@@ -85,6 +88,10 @@ class EngineCore:
             text_of=lambda request: text_with_stops(request.params, tokenizer),
         )
         self._counts = counts
+        self._overlaps = config.scheduler.async_scheduling
+        self._flight: deque[SchedulerOutput] = deque()  # submitted, the oldest first: two at most
+        self._expired: list[ExpiredRequest] = []  # not reported yet
+        self._ignored: list[IgnoredRequest] = []  # likewise
         self._ended: float | None = (
             None  # time.perf_counter() of the last step, if there is more to do
         )
@@ -119,7 +126,7 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """Return whether a step has something to do."""
-        return self.scheduler.has_unfinished()
+        return bool(self._flight) or self.scheduler.has_unfinished()
 
     def reset_prefix_cache(self) -> None:
         """Forget every computed prefix; running requests keep what they hold."""
@@ -138,29 +145,44 @@ class EngineCore:
 
     def _step(self) -> StepReport:
         laps = _Laps(self._ended)
-        expired = self.scheduler.expire()
-        scheduled = self.scheduler.schedule()
+        if not self._flight:
+            self._launch()
+        # Planned while the one before it computes, if the executor can do both.
+        if self.scheduler.has_unfinished() and self.scheduler.may_overlap():
+            self._launch()
         laps.end("schedule")
-        result = self._execute(scheduled)
+        scheduled = self._flight[0]
+        result = self._collect(scheduled)
+        self._flight.popleft()
         laps.end("execute")
         updates = self.scheduler.update(scheduled, result)
         laps.end("update")
-        self._ended = laps.last if self.scheduler.has_unfinished() else None
+        self._ended = laps.last if self.has_unfinished_requests() else None
         if self.config.observability.debug:
             self.scheduler.check_invariants()
+        ignored, self._ignored = self._ignored, []
+        expired, self._expired = self._expired, []
         return StepReport(
             time=time.monotonic(),
-            ignored=scheduled.ignored,
+            ignored=tuple(ignored),
             updates=tuple(updates),
             expired=tuple(expired),
             stats=self._stats(scheduled, result, laps.seconds) if self._counts else None,
         )
 
-    def _execute(self, scheduled: SchedulerOutput) -> StepOutput:
-        is_idle = scheduled.is_empty and scheduled.block_moves.is_empty
-        if is_idle and not scheduled.removed_seq_ids:
+    def _launch(self) -> None:
+        """Plan a step and give it to the ranks, where it waits for its turn."""
+        self._expired += self.scheduler.expire()
+        scheduled = self.scheduler.schedule()
+        self._ignored += scheduled.ignored
+        self._flight.append(scheduled)
+        if self._overlaps and not _is_idle(scheduled):
+            self.executor.submit(scheduled)
+
+    def _collect(self, scheduled: SchedulerOutput) -> StepOutput:
+        if _is_idle(scheduled):
             return StepOutput(scheduled.step_id, ())
-        return self.executor.execute(scheduled)
+        return self.executor.collect() if self._overlaps else self.executor.execute(scheduled)
 
     def _stats(
         self, scheduled: SchedulerOutput, result: StepOutput, seconds: dict[str, float]
@@ -227,15 +249,32 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """End the ranks; calling it twice is harmless. A tier that lasts gets what it lacks first."""
-        last = None if self._dead else self.scheduler.last_step()
+        is_alive = not self._dead
         self._dead = self._dead or "it was shut down"
         try:
-            if last is not None:
-                self.executor.execute(last)
+            if is_alive:
+                self._finish_steps()
         except EngineDeadError as error:
             logger.warning("the last prefixes are not kept for the next start: %s", error)
         finally:
             self.executor.shutdown()
+
+
+    def _finish_steps(self) -> None:
+        """Take the results of what is in flight, and keep what a tier that lasts does not have yet."""
+        while self._flight:
+            scheduled = self._flight.popleft()
+            self.scheduler.update(scheduled, self._collect(scheduled))
+        last = self.scheduler.last_step()
+        if last is not None:
+            self.executor.execute(last)
+
+
+def _is_idle(scheduled: SchedulerOutput) -> bool:
+    """Return whether the ranks have nothing to do in a step."""
+    return (
+        scheduled.is_empty and scheduled.block_moves.is_empty and not scheduled.removed_seq_ids
+    )
 
 
 def load_parts(args: EngineArgs) -> tuple[EngineConfig, Executor, Tokenizer | None]:

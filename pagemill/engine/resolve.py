@@ -357,6 +357,7 @@ def _scheduler(args: EngineArgs, notes: _Notes) -> SchedulerConfig:
         policy=args.scheduling_policy,
         tenant_weights=dict(args.tenant_weights),
         preemption_mode=args.preemption_mode,
+        async_scheduling=bool(args.async_scheduling),
     )
 
 

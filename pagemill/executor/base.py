@@ -22,6 +22,14 @@ class Executor(Protocol):
         """Run one step. Raises EngineDeadError when a rank is gone."""
         ...
 
+    def submit(self, scheduled: SchedulerOutput) -> None:
+        """Give the ranks a step; returns at once where they compute elsewhere. Two may be submitted."""
+        ...
+
+    def collect(self) -> StepOutput:
+        """Wait for the result of the oldest submitted step and return it. Raises like `execute`."""
+        ...
+
     def check_health(self) -> None:
         """Raise EngineDeadError when a rank is gone."""
         ...

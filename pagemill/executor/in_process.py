@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from pagemill.config import EngineConfig
 from pagemill.errors import EngineDeadError
 from pagemill.memory_plan import MemoryPlan
@@ -15,6 +17,7 @@ class InProcessExecutor:
     def __init__(self, config: EngineConfig) -> None:
         self._worker: Worker | None = Worker(config)
         self._plan = self._worker.memory_plan
+        self._results: deque[StepOutput] = deque()
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -26,6 +29,14 @@ class InProcessExecutor:
         if self._worker is None:
             raise EngineDeadError("the executor was shut down; make a new engine")
         return self._worker.execute(scheduled)
+
+    def submit(self, scheduled: SchedulerOutput) -> None:
+        """Run one step here, now: in one process nothing is gained by waiting."""
+        self._results.append(self.execute(scheduled))
+
+    def collect(self) -> StepOutput:
+        """Return the oldest result."""
+        return self._results.popleft()
 
     def check_health(self) -> None:
         """Raise EngineDeadError after shutdown; otherwise this rank lives while the process does."""

@@ -46,6 +46,8 @@ logger = get_logger(__name__)
 
 _SHUTDOWN_TIMEOUT_S = 5.0
 _KEPT_LINES = 20
+# A message that a socket's buffer takes whole, whatever the system.
+_MOST_BYTES_AHEAD = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class MultiProcessExecutor:
         self._tail = _StderrTail(self._process.stderr)
         self._closed = False
         self._unread: list[int] = []  # ids of steps whose answer was not taken
+        self._unsent: bytes | None = None  # the last of them, if it was too long to be sent ahead
         try:
             self._plan = self._load(config)
         except BaseException:
@@ -93,18 +96,40 @@ class MultiProcessExecutor:
         """Run one step in the child. What the model raises there is raised here."""
         self.check_health()
         while self._unread:  # an interrupt came between a step and its answer
-            self._receive()
+            self.collect()
+        self.submit(scheduled)
+        result = self.collect()
+        assert result.step_id == scheduled.step_id
+        return result
+
+    def submit(self, scheduled: SchedulerOutput) -> None:
+        """Send a step to the child, which begins it when the one before is done.
+
+        A long message behind another step is sent when that one's answer is here: both sides might else
+        wait for the other to read.
+        """
+        self.check_health()
+        message = _pickled(scheduled)
+        self._unread.append(scheduled.step_id)
+        if len(self._unread) > 1 and len(message) > _MOST_BYTES_AHEAD:
+            self._unsent = message
+        else:
+            self._send(message)
+
+    def collect(self) -> StepOutput:
+        """Wait for the oldest answer. What the model raised is raised here."""
+        result = self._receive()
+        assert isinstance(result, StepOutput)
+        if self._unsent is not None:
+            message, self._unsent = self._unsent, None
+            self._send(message)
+        return result
+
+    def _send(self, message: bytes) -> None:
         try:
-            try:
-                self._pipe.send(scheduled)
-            except (pickle.PicklingError, AttributeError, TypeError):  # nothing was written yet
-                self._pipe.send(_made_sendable(scheduled))
+            self._pipe.send_bytes(message)
         except OSError as error:
             raise self._dead() from error
-        self._unread.append(scheduled.step_id)
-        result = self._receive()
-        assert isinstance(result, StepOutput) and result.step_id == scheduled.step_id
-        return result
 
     def check_health(self) -> None:
         """Raise EngineDeadError when the process is gone."""
@@ -183,6 +208,13 @@ class _Unsendable:
             f"it cannot be sent to the worker's process ({self.reason}); define it at the top level of "
             "a module, or use distributed_executor_backend='in_process'"
         )
+
+
+def _pickled(scheduled: SchedulerOutput) -> bytes:
+    try:
+        return pickle.dumps(scheduled, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return pickle.dumps(_made_sendable(scheduled), pickle.HIGHEST_PROTOCOL)
 
 
 def _made_sendable(step: SchedulerOutput) -> SchedulerOutput:

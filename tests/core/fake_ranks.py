@@ -326,6 +326,8 @@ class FakeRanks:
                 )
         if share.seq_id in self.fail:
             self.fail.remove(share.seq_id)
+            if share.num_samples:
+                row.token_ids.append(0)
             return SequenceOutput(share.seq_id, (), error="broken on purpose")
         assert share.num_samples == 0 or end == len(row.token_ids), "drawn in mid-prompt"
         if drafts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -52,11 +53,11 @@ class Simulation:
         self, num_blocks: int, block_size: int, max_model_len: int, max_tokens: int, max_seqs: int,
         policy: str = "fcfs", caches_prefixes: bool = False, num_slots: int = 0, mode: str = "auto",
         tenant_weights: dict[str, float] | None = None, num_drafts: int = 0,
-        lasts: bool = False, layout: CacheLayout | None = None,
+        lasts: bool = False, layout: CacheLayout | None = None, overlaps: bool = False,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=max_tokens, max_num_seqs=max_seqs, policy=policy,
-            preemption_mode=mode, tenant_weights=tenant_weights or {},
+            preemption_mode=mode, tenant_weights=tenant_weights or {}, async_scheduling=overlaps,
         )  # fmt: skip
         self.now = 0.0
         self.max_model_len = max_model_len
@@ -68,6 +69,9 @@ class Simulation:
             clock=lambda: self.now,
         )  # fmt: skip
         self.ranks = FakeRanks(num_blocks, block_size, layout)
+        # Begun and not ended. What the ranks do they have done by then, but nobody knows.
+        self.flight: list[tuple[SchedulerOutput, StepOutput]] = []
+        self.num_overlapped = 0
         self.requests: dict[str, EngineRequest] = {}
         self.samples: dict[str, dict[int, Sample]] = {}
         self.prompt_scores: dict[str, list[int]] = {}
@@ -97,10 +101,19 @@ class Simulation:
         self.record(self.scheduler.update(step, result))
 
     def step(self) -> SchedulerOutput:
-        step, result = self.begin_step()
+        self.begin_steps()
+        step, result = self.flight.pop(0)
         self.end_step(step, result)
         self.scheduler.check_invariants()
         return step
+
+    def begin_steps(self) -> None:
+        """Begin a step, unless one is in flight, and another behind it."""
+        if not self.flight:
+            self.flight.append(self.begin_step())
+        if self.scheduler.has_unfinished() and self.scheduler.may_overlap():
+            self.num_overlapped += 1
+            self.flight.append(self.begin_step())
 
     def _check_step(self, step: SchedulerOutput) -> None:
         self.num_steps += 1
@@ -116,7 +129,7 @@ class Simulation:
         assert step.num_tokens + num_drafts <= self.config.max_num_batched_tokens
         assert len(step.scheduled) <= self.config.max_num_seqs
         assert step.queues == self.scheduler.queue_sizes()
-        if self.scheduler.has_unfinished():
+        if self.scheduler.has_unfinished() and not self.flight:
             assert step.scheduled, "something is unfinished and nothing runs"
 
     def record(self, updates: list[SequenceUpdate]) -> None:
@@ -138,6 +151,8 @@ class Simulation:
         while self.scheduler.has_unfinished():
             self.step()
             assert self.num_steps < max_steps, "no end"
+        while self.flight:
+            self.step()
         self.step()  # drops the last rows
         last = self.scheduler.last_step()
         if last is not None:
@@ -215,6 +230,7 @@ class RandomService(RuleBasedStateMachine):
             lasts=data.draw(st.booleans()),
             mode=data.draw(st.sampled_from(["auto", "swap", "recompute"])),
             layout=layout,
+            overlaps=data.draw(st.booleans()),
         )
         self.num_added = 0
 
@@ -263,11 +279,11 @@ class RandomService(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def abort_in_flight(self, data: st.DataObject) -> None:
-        step, result = self.sim.begin_step()
+        self.sim.begin_steps()
         for _ in range(data.draw(st.integers(1, 2))):
             if self.num_added:
                 self._abort(data.draw(st.integers(0, self.num_added - 1)))
-        self.sim.end_step(step, result)
+        self.sim.end_step(*self.sim.flight.pop(0))
 
     @rule(data=st.data())
     def cut_by_string(self, data: st.DataObject) -> None:
@@ -330,7 +346,8 @@ TestRandomService.settings = settings(
 )
 
 
-def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_crowded_service_gives_every_sample_its_own_tokens(overlaps: bool) -> None:
     swapped = []
     for seed in range(6):
         rng = random.Random(seed)
@@ -347,6 +364,7 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
             caches_prefixes=seed % 2 == 0,
             num_drafts=seed % 3 * 3,
             num_slots=rng.choice([0, 3 * least]),
+            overlaps=overlaps,
         )
         for number in range(25):
             stem = rng.choice(STEMS)[: rng.randrange(30)]
@@ -367,4 +385,41 @@ def test_crowded_service_gives_every_sample_its_own_tokens() -> None:
         swapped.append(sim.num_swapped)
         assert (sim.num_hits > 0) == (seed % 2 == 0)
         assert (sim.ranks.num_accepted > 0) == (seed % 3 > 0)
+        assert (sim.num_overlapped > 0) == (overlaps and seed % 3 == 0)
     assert sum(swapped) > 0
+
+
+def test_steps_that_overlap_cost_no_step_and_compute_no_token_twice() -> None:
+    """Decodes that end where their caller said: nothing is guessed wrong, and the last step is no other."""
+    counts = []
+    for overlaps in (False, True):
+        sim = Simulation(64, 4, 48, 64, 8, caches_prefixes=True, overlaps=overlaps)
+        for number in range(6):
+            sim.add(make_request(f"r{number}", 9 + number, max_tokens=20))
+        sim.run()
+        counts.append(sim.ranks.num_computed)
+    assert counts[0] == counts[1]
+
+
+def test_a_token_that_ends_a_sequence_costs_the_overlapping_step_one_place() -> None:
+    eos = frozenset(range(0, VOCAB, 10))
+    sim = Simulation(64, 4, 48, 64, 8, overlaps=True)
+    for number in range(6):
+        sim.add(make_request(f"r{number}", 9 + number, max_tokens=30, eos=eos))
+    sim.run()
+    stopped = [s for samples in sim.samples.values() for s in samples.values()]
+    num_stopped = sum(s.finish_reason == "stop" for s in stopped)
+    assert num_stopped > 0
+    needed = sum(9 + n for n in range(6)) + sum(len(s.token_ids) - 1 for s in stopped)
+    assert needed < sim.ranks.num_computed <= needed + num_stopped
+
+
+def test_a_block_that_an_expected_token_fills_is_found_by_the_next_request() -> None:
+    sim = Simulation(64, 4, 48, 64, 8, caches_prefixes=True, overlaps=True)
+    first = make_request("first", 7, max_tokens=14)
+    sim.add(first)
+    sim.run()
+    said = sim.samples["first"][0].token_ids
+    sim.add(make_request("next", (*first.prompt_token_ids, *said), max_tokens=2))
+    sim.run()
+    assert sim.num_hits == 20  # five of the six blocks of 21 tokens; the last token is computed

@@ -70,6 +70,7 @@ class World:
     restarts: bool = False  # what was asked before was asked of another engine, over the same file
     speculation: str | None = None  # key of SPECULATION
     forgets_at: int | None = None  # step at which the prefix cache is emptied
+    async_scheduling: bool = False
 
     @property
     def uses_priority(self) -> bool:
@@ -129,6 +130,7 @@ def worlds(draw: st.DrawFn) -> World:
         restarts=draw(st.booleans()),
         speculation=draw(st.sampled_from([None, None, *SPECULATION])),
         forgets_at=draw(st.sampled_from([None, None, 5])),
+        async_scheduling=draw(st.booleans()),
     )
 
 
@@ -250,7 +252,10 @@ class Engines:
             swap_space_bytes=world.num_slots * (slot + TierFile.overhead_bytes(slot)),
             kv_cache_file=tier_file,
         )
-        config = dataclasses.replace(config, cache=cache)
+        # In this process: what is planned ahead is the same wherever it is computed.
+        ahead = world.async_scheduling and world.speculation is None
+        scheduler = dataclasses.replace(config.scheduler, async_scheduling=ahead)
+        config = dataclasses.replace(config, cache=cache, scheduler=scheduler)
         return LLMEngine(config, InProcessExecutor(config), ByteTokenizer())
 
 
