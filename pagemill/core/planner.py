@@ -73,7 +73,7 @@ class PlanView:
     holders: Callable[[], Iterable[Sequence]]
     blocks: BlockView
     drafts: DraftChooser | None = None  # None: no step has any
-    num_held_up: int = 0  # have a seat and blocks, and cannot go on before the step in flight has a result
+    num_held_up: int = 0  # have seats and blocks, and wait for the result of the step in flight
 
 
 @dataclass(frozen=True, slots=True)

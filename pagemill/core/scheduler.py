@@ -31,8 +31,8 @@ from pagemill.core.planner import PlanView, StepLimits, plan_step
 from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
 from pagemill.core.policies.walled import WalledPolicy
-from pagemill.core.sequence import Sequence
 from pagemill.core.roster import Roster, failure_text
+from pagemill.core.sequence import Sequence
 from pagemill.core.step_commit import StepCommit
 from pagemill.core.step_results import StepResults
 from pagemill.errors import CacheTooSmallError, RequestError
@@ -203,17 +203,19 @@ class Scheduler:
         """Plan the next step and commit it. Results of all steps before must have been given, or of all
         but one where `may_overlap` says so."""
         running: Iterable[Sequence] = self._roster.running
+        num_held_up = 0
         if self._in_flight:
             assert self.may_overlap(), f"step {self._in_flight[0].step_id} has no result yet"
             self._results.count(self._in_flight[0])
-            running = [sequence for sequence in running if sequence.num_remaining]
+            ready = [sequence for sequence in running if sequence.num_remaining]
+            num_held_up, running = len(self._roster.running) - len(ready), ready
         view = PlanView(
             running=running,
             waiting=self._roster.waiting,
             holders=self._roster.waiting_holders,
             blocks=self._blocks,
             drafts=self._drafts,
-            num_held_up=len(self._roster.running) - len(running) if self._in_flight else 0,
+            num_held_up=num_held_up,
         )
         plan = plan_step(view, self._limits, self._policy)
         output = self._commit.commit(plan, tuple(answer for _, answer in self._ignored.values()))

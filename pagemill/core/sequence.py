@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pagemill.core.beam_search import BeamSearch
 from pagemill.messages import EngineRequest, NewSequence
 
-
 PENDING = -1  # stands for the id of a token that a step in flight is drawing
 
 
@@ -104,7 +103,7 @@ class Sequence:
     num_computed: int = 0
     num_scheduled: int = 0
     num_pending: int = 0  # 1: the last known token is a place, the step in flight draws it
-    counted_step: int = -1  # the last step whose tokens were counted as computed before its result came
+    counted_step: int = -1  # the last step that was counted as computed before its result came
     status: SequenceStatus = SequenceStatus.WAITING
     has_row: bool = False  # the ranks hold a row for it
     next_prompt_score: int = 1  # first prompt position whose logprobs were not delivered

@@ -259,7 +259,6 @@ class EngineCore:
         finally:
             self.executor.shutdown()
 
-
     def _finish_steps(self) -> None:
         """Take the results of what is in flight, and keep what a tier that lasts does not have yet."""
         while self._flight:
@@ -272,9 +271,7 @@ class EngineCore:
 
 def _is_idle(scheduled: SchedulerOutput) -> bool:
     """Return whether the ranks have nothing to do in a step."""
-    return (
-        scheduled.is_empty and scheduled.block_moves.is_empty and not scheduled.removed_seq_ids
-    )
+    return scheduled.is_empty and scheduled.block_moves.is_empty and not scheduled.removed_seq_ids
 
 
 def load_parts(args: EngineArgs) -> tuple[EngineConfig, Executor, Tokenizer | None]:

@@ -122,7 +122,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Return whether a step has something to do."""
-        return self._scheduler.has_unfinished()
+        return self._core.has_unfinished_requests()
 
     def get_num_unfinished_requests(self) -> int:
         """Return how many requests are running or waiting."""

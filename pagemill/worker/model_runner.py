@@ -223,7 +223,9 @@ class ModelRunner:
         """
         error = prompt_error or (sampled.error if sampled is not None else None)
         if error is not None:
-            if part.num_samples:  # the row may be in the next step already, whose result is nobody's
+            if (
+                part.num_samples
+            ):  # the row may be in the next step already, whose result is nobody's
                 self._table.append(part.seq_id, (0,))
             return SequenceOutput(part.seq_id, (), error=error)
         if sampled is None:

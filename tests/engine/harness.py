@@ -47,7 +47,7 @@ def model_config(**changes: Any) -> ModelConfig:
 
 
 def engine_config(
-    *, max_num_seqs: int = 8, max_num_batched_tokens: int = 32, **model: Any
+    *, max_num_seqs: int = 8, max_num_batched_tokens: int = 32, ahead: bool = False, **model: Any
 ) -> EngineConfig:
     """Return a whole configuration; invariants are checked after every step."""
     return EngineConfig(
@@ -60,7 +60,10 @@ def engine_config(
             enable_prefix_caching=False,
         ),
         scheduler=SchedulerConfig(
-            max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, policy="fcfs"
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            policy="fcfs",
+            async_scheduling=ahead,
         ),
         parallel=ParallelConfig(executor="in_process"),
         device=DeviceConfig(device="cpu", num_threads=1),
@@ -101,9 +104,11 @@ def make_executor(script: Script, num_blocks: int, config: EngineConfig) -> Scri
     )
 
 
-def make_core(script: Script, *, num_blocks: int = 64) -> tuple[EngineCore, ScriptExecutor]:
+def make_core(
+    script: Script, *, num_blocks: int = 64, ahead: bool = False
+) -> tuple[EngineCore, ScriptExecutor]:
     """Return the core of such an engine, which makes no text, and its executor."""
-    config = engine_config()
+    config = engine_config(ahead=ahead)
     executor = make_executor(script, num_blocks, config)
     return EngineCore(config, executor, ByteTokenizer(), counts=True), executor
 

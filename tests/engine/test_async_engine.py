@@ -97,9 +97,10 @@ def test_leaving_early_aborts_within_two_steps_and_frees_the_blocks() -> None:
         async with running(forever) as r:
             slow(r.executor)
             params = SamplingParams(temperature=0.0, max_tokens=None, output_kind=DELTA)
-            async for _ in r.engine.generate("p", params, "left"):
-                steps = len(r.executor.steps)
-                break
+            stream = r.engine.generate("p", params, "left")
+            await anext(stream)
+            await stream.aclose()
+            steps = len(r.executor.steps)
             await r.idle()
             assert len(r.executor.steps) <= steps + 2
             ends = [f.finish_reason for s in r.stats.steps for f in s.finished]

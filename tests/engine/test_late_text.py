@@ -55,8 +55,8 @@ class LateHome(ThreadHome):
 class Late:
     """An engine whose text comes late, and what is behind it."""
 
-    def __init__(self, script: Any, lags: Sequence[int] = (3,)) -> None:
-        self.core, self.executor = make_core(script, num_blocks=400)
+    def __init__(self, script: Any, lags: Sequence[int] = (3,), ahead: bool = False) -> None:
+        self.core, self.executor = make_core(script, num_blocks=400, ahead=ahead)
         self.stats = StatsList()
         home = LateHome(self.core, self.executor, lags)
         self.engine = AsyncLLMEngine(home, ByteTokenizer(), stat_loggers=[self.stats])
@@ -131,9 +131,13 @@ def counted(stats: StatsList) -> tuple[Any, ...]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(asks(), min_size=1, max_size=5), st.lists(st.integers(0, 5), min_size=1, max_size=4)
+    st.lists(asks(), min_size=1, max_size=5),
+    st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    st.booleans(),
 )
-def test_late_text_changes_no_answer_and_no_count(asked: list[Ask], lags: list[int]) -> None:
+def test_late_text_changes_no_answer_and_no_count(
+    asked: list[Ask], lags: list[int], ahead: bool
+) -> None:
     stats = StatsList()
     waiting, _ = make_engine(echo, num_blocks=400, stat_loggers=[stats])
     for i, ask in enumerate(asked):
@@ -143,7 +147,7 @@ def test_late_text_changes_no_answer_and_no_count(asked: list[Ask], lags: list[i
         joined([o for o in outputs if o.request_id == str(i)], ask.params)
         for i, ask in enumerate(asked)
     ]
-    late = Late(echo, lags)
+    late = Late(echo, lags, ahead)
 
     async def body() -> list[dict[int, Any]]:
         told = (late.told(ask, str(i)) for i, ask in enumerate(asked))

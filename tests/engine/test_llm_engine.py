@@ -98,6 +98,31 @@ def test_an_error_of_one_sequence_ends_that_request_alone() -> None:
     assert "float16" in (finals["bad"].error or "")
 
 
+def test_steps_that_overlap_say_the_same_and_end_with_nothing_in_flight() -> None:
+    told = []
+    for ahead in (False, True):
+        engine, executor = make_engine(says("hello"), config=engine_config(ahead=ahead))
+        for name in "abc":
+            params = SamplingParams(max_tokens=4 if name == "b" else 20, n=2 if name == "c" else 1)
+            engine.add_request(name, name * 5, params)
+        finals = {o.request_id: [s.text for s in o.outputs] for o in run(engine) if o.finished}
+        told.append(finals)
+        assert not executor.results
+    assert told[0] == told[1] == {"a": ["hello"], "b": ["hell"], "c": ["hello"] * 2}
+
+
+def test_what_is_in_flight_at_the_end_is_waited_for_and_not_missed() -> None:
+    engine, executor = make_engine(says("x" * 30), config=engine_config(ahead=True))
+    engine.add_request("x", "p", SamplingParams(max_tokens=30))
+    for _ in range(3):
+        engine.step()
+    assert len(executor.results) == 1
+    engine.abort_request("x")
+    engine.shutdown()
+    assert not executor.results
+    assert executor.is_shut_down
+
+
 def test_a_failing_step_kills_the_engine_for_everyone() -> None:
     engine, executor = make_engine(says("abc"))
     engine.add_request("x", "p", SamplingParams(temperature=0.0))

@@ -297,6 +297,16 @@ def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value:
     ("fields", "said"),
     [
         ({"kv_cache_file": "t", "swap_space": 0}, "kv_cache_file needs room: swap_space is 0"),
+        ({"async_scheduling": True}, "needs distributed_executor_backend='mp'"),
+        (
+            {
+                "async_scheduling": True,
+                "distributed_executor_backend": "mp",
+                "speculative_config": {"method": "ngram"},
+            },
+            "leave one of them out",
+        ),
+        ({"async_scheduling": "yes"}, "async_scheduling is 'yes'"),
         ({"preemption_mode": "swap", "swap_space": 0.0}, "'swap', but swap_space is 0"),
         ({"kv_cache_file": "t", "enable_prefix_caching": False}, "enable_prefix_caching is False"),
     ],

@@ -20,7 +20,14 @@ from pagemill.engine.llm_engine import LLMEngine
 from pagemill.engine.output_processor import OutputProcessor
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams
-from tests.engine.harness import StatsList, assert_core_clean, make_core, make_engine, run
+from tests.engine.harness import (
+    StatsList,
+    assert_core_clean,
+    engine_config,
+    make_core,
+    make_engine,
+    run,
+)
 from tests.fakes.byte_tokenizer import EOS_ID, ByteTokenizer
 
 BAD = "z"  # of the prompt of the request that fails
@@ -154,13 +161,15 @@ def serve(engine: LLMEngine) -> list[RequestOutput]:
     return [finals[prompt] for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", PLANTS)
 def test_an_error_on_one_request_ends_that_request_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = serve(make_engine(say)[0])
     stats = StatsList()
-    engine, executor = make_engine(say, stat_loggers=[stats])
+    config = engine_config(ahead=ahead)
+    engine, executor = make_engine(say, stat_loggers=[stats], config=config)
     PLANTS[name](monkeypatch)
     check(serve(engine), expected)
     ends = sorted(f.finish_reason for step in stats.steps for f in step.finished)

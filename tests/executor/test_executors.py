@@ -218,3 +218,31 @@ def is_running(pid: int) -> bool:
         return False
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_two_submitted_steps_are_computed_in_turn(shared: MultiProcessExecutor) -> None:
+    spec = SamplingSpec(temperature=0.0)
+    expected = generate(shared, 6, spec)
+    shared.submit(first_step(spec))
+    tokens: list[int] = []
+    for i in range(1, 7):
+        if i < 6:
+            shared.submit(step(i, len(PROMPT) + i - 1, 1))
+        result = shared.collect()
+        assert result.step_id == i - 1
+        tokens += result.sequences[0].tokens[0]
+    assert tokens == expected
+
+
+def test_a_long_message_behind_another_step_is_sent_when_that_has_its_answer(
+    shared: MultiProcessExecutor,
+) -> None:
+    spec = SamplingSpec(temperature=0.0)
+    first = generate(shared, 1, spec)
+    shared.submit(first_step(spec))
+    long = dataclasses.replace(spec, stop_token_ids=tuple(range(200_000)))
+    shared.submit(first_step(long, step_id=1))
+    assert shared._unsent is not None
+    for _ in range(2):
+        assert list(shared.collect().sequences[0].tokens[0]) == first
+    assert shared._unsent is None

@@ -7,6 +7,7 @@ it says `FILLER`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ class ScriptExecutor:
         self.fail_at: int | None = None
         self.errors: dict[tuple[int, ...], str] = {}
         self.is_shut_down = False
+        self.results: deque[StepOutput] = deque()  # submitted and not collected
         self.memory_plan = MemoryPlan(
             available_bytes=1 << 30,
             usable_bytes=1 << 29,
@@ -66,6 +68,14 @@ class ScriptExecutor:
             self.rows[new.seq_id] = _Row(new, list(new.token_ids))
         outputs = tuple(self._play(share) for share in scheduled.scheduled)
         return StepOutput(scheduled.step_id, outputs, {"model": 0.0})
+
+    def submit(self, scheduled: SchedulerOutput) -> None:
+        """Play one step; nobody knows before `collect`."""
+        self.results.append(self.execute(scheduled))
+
+    def collect(self) -> StepOutput:
+        """Return the oldest result."""
+        return self.results.popleft()
 
     def _play(self, share: ScheduledSequence) -> SequenceOutput:
         row = self.rows[share.seq_id]
