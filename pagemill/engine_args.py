@@ -161,7 +161,7 @@ class EngineArgs:
     )
     async_scheduling: bool | None = arg(
         None, "scheduler", "plan a step while the one before it computes; needs "
-        "--distributed-executor-backend mp; default: off"
+        "--distributed-executor-backend mp; default: there, if a processor is left beside the threads"
     )  # fmt: skip
     preemption_mode: str = arg(
         "auto", "scheduler", "what becomes of a preempted sequence's blocks; auto: what is cheaper, by "

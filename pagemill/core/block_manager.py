@@ -73,8 +73,9 @@ class BlockManager:
             if kind.window is not None
         ]
         self._copies: list[tuple[int, int]] = []  # of the step that is being committed
-        # By steps that have no result yet, the oldest first, and last by the one that is being committed.
+        # By each step that has no result yet, the oldest first; the last takes what is sealed now.
         self._sealed: list[dict[int, None]] = [{}]
+        self._num_open = 0  # steps begun that have no result yet
         self._unsaved: dict[int, None] = {}  # sealed before, and to be kept in a tier that lasts
 
     # ------------------------------------------------------------ read
@@ -146,6 +147,12 @@ class BlockManager:
         return 0.0 if self._tier is None else self._tier.usage
 
     # ------------------------------------------------------------ commit
+
+    def begin_step(self) -> None:
+        """Say that the next step is committed from here on; others may be in flight."""
+        if self._num_open:
+            self._sealed.append({})
+        self._num_open += 1
 
     def name_blocks(self, sequence: Sequence) -> None:
         """Name what the sequence's known tokens fill, so that plans can look it up."""
@@ -354,11 +361,11 @@ class BlockManager:
         out, in_, forgets = ((), (), False) if self._tier is None else self._tier.take_moves()
         moves = BlockMoves(tuple(self._copies), out, in_, forgets)
         self._copies.clear()
-        self._sealed.append({})
         return moves
 
     def landed(self) -> None:
         """Say that the oldest step in flight has a result: what it sealed holds what it should."""
+        self._num_open = max(0, self._num_open - 1)
         sealed = self._sealed.pop(0)
         if not self._sealed:
             self._sealed.append({})

@@ -34,6 +34,7 @@ class StepCommit:
 
     def commit(self, plan: StepPlan, ignored: tuple[IgnoredRequest, ...]) -> SchedulerOutput:
         """Carry out a plan; return the step, which also answers what was `ignored`."""
+        self._blocks.begin_step()
         lookups = self._claim_prefixes(plan)
         self._blocks.save_prefixes()
         num_swapped = sum([self._roster.preempt(victim) for victim in plan.preempted])

@@ -98,7 +98,7 @@ def resolve_engine(args: EngineArgs) -> tuple[EngineConfig, Tokenizer | None]:
         speculative=_speculative(args, model, tokenizer, device, notes),
         notes=tuple(notes.lines),
     )
-    return config, tokenizer
+    return _settle_async_scheduling(config, args, notes), tokenizer
 
 
 # ---------------------------------------------------------------- model
@@ -357,7 +357,6 @@ def _scheduler(args: EngineArgs, notes: _Notes) -> SchedulerConfig:
         policy=args.scheduling_policy,
         tenant_weights=dict(args.tenant_weights),
         preemption_mode=args.preemption_mode,
-        async_scheduling=bool(args.async_scheduling),
     )
 
 
@@ -369,6 +368,19 @@ def _parallel(args: EngineArgs, notes: _Notes) -> ParallelConfig:
     if executor not in EXECUTORS:
         EXECUTORS.load(str(executor))  # raises, listing the known ones
     return ParallelConfig(executor=str(executor), tensor_parallel_size=args.tensor_parallel_size)
+
+
+def _settle_async_scheduling(config: EngineConfig, args: EngineArgs, notes: _Notes) -> EngineConfig:
+    """Plan steps ahead if asked to, or where it was measured to pay: see docs/decisions/012."""
+    wanted = args.async_scheduling
+    if wanted is None:
+        is_elsewhere = config.parallel.executor != IN_PROCESS and config.speculative is None
+        wanted = is_elsewhere and config.device.num_threads < num_processors()
+        if is_elsewhere:
+            reason = "a processor is" if wanted else "no processor is"
+            notes.say("async_scheduling", wanted, f"{reason} left beside the worker's threads")
+    scheduler = replace(config.scheduler, async_scheduling=wanted)
+    return replace(config, scheduler=scheduler, notes=tuple(notes.lines))
 
 
 def _device(

@@ -410,6 +410,35 @@ def test_a_folder_without_a_model_is_named_before_its_tokenizer_is_looked_for(
         resolve(EngineArgs(model=str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("fields", "ahead"),
+    [
+        ({}, False),
+        ({"distributed_executor_backend": "mp", "num_threads": 1}, True),
+        ({"distributed_executor_backend": "mp", "num_threads": 2}, False),
+        ({"distributed_executor_backend": "mp", "num_threads": 2, "async_scheduling": True}, True),
+        (
+            {"distributed_executor_backend": "mp", "num_threads": 1, "async_scheduling": False},
+            False,
+        ),
+        (
+            {
+                "distributed_executor_backend": "mp",
+                "num_threads": 1,
+                "speculative_config": {"method": "ngram"},
+            },
+            False,
+        ),
+    ],
+)
+def test_steps_are_planned_ahead_where_a_processor_is_left_for_it(
+    folder: Path, fields: dict[str, Any], ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagemill.engine.resolve.num_processors", lambda: 2)
+    config = resolve(args(folder, **fields))
+    assert config.scheduler.async_scheduling is ahead
+
+
 def test_tenant_weights_reach_the_scheduler(folder: Path) -> None:
     weights = {"a": 2, "b": 0.5}
     config = resolve(args(folder, scheduling_policy="fair", tenant_weights=weights))
