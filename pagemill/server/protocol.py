@@ -320,9 +320,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
     wanted = "a string, a list of strings, a list of token ids, or a list of such lists"
     if value is None:
         raise ApiError(f"prompt is missing; it must be {wanted}", param="prompt")
-    if value == []:
-        raise ApiError(f"prompt is an empty list; it must be {wanted}", param="prompt")
-    if isinstance(value, str) or _is_ids(value):
+    if isinstance(value, str) or _is_ids(value):  # no ids at all: an empty prompt
         return [value]
     if isinstance(value, list) and all(isinstance(v, str) for v in value):
         return list(value)

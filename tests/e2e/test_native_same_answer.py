@@ -162,22 +162,35 @@ def test_an_answer_is_the_same_on_every_path(
     check(told, path, family, form, company)
 
 
+def growing() -> list[int]:
+    """Return prompts that come to want more than a tight pool has.
+
+    The long ones hold much at once; the short ones grow together, also where nothing grows past a window.
+    """
+    order = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))
+    return order[:4] + order[-8:]
+
+
+def tight_memory(told: Answers, family: str, form: Format, block_size: int) -> int:
+    """Return the bytes of a pool for one request of the longest kind and a half."""
+    shape = EngineArgs(
+        str(told.folder(family)), skip_tokenizer_init=True, max_model_len=MAX_LEN, block_size=block_size,
+        kv_cache_memory_bytes=1 << 23, **form.arguments,
+    )  # fmt: skip
+    plan = plan_memory(resolve(shape))
+    return plan.layout.blocks_of_request(MAX_LEN) * 3 // 2 * plan.block_bytes
+
+
 @pytest.mark.parametrize("form", [*FORMATS, QUANTIZED[0]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_is_the_same_after_preemptions(family: str, form: Format, told: Answers) -> None:
     expected = told.alone(native.required().active_isa(), family, form)
-    size = 8
-    shape = EngineArgs(
-        str(told.folder(family)), skip_tokenizer_init=True, max_model_len=MAX_LEN, block_size=size,
-        kv_cache_memory_bytes=1 << 23, **form.arguments,
-    )  # fmt: skip
-    blocks = MAX_LEN // size * 3 // 2  # one request of the longest kind and a half
-    memory = blocks * plan_memory(resolve(shape)).block_bytes
-    order = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))[:8]
+    size, memory = 2, tight_memory(told, family, form, 2)
+    order = growing()
     with told.engine(
         family, form, block_size=size, kv_cache_memory_bytes=memory, debug=True
     ) as llm:
-        assert llm.llm_engine.memory_plan.num_blocks == blocks
+        assert 1 <= llm.llm_engine.memory_plan.num_full_requests < 2
         outputs = llm.generate([PROMPTS[i] for i in order], GREEDY, use_tqdm=False)
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0
     for i, output in zip(order, outputs, strict=True):
@@ -191,14 +204,10 @@ def test_an_answer_is_the_same_however_it_is_preempted(
     family: str, form: Format, mode: str, told: Answers, tmp_path: Path
 ) -> None:
     expected = told.alone(native.required().active_isa(), family, form)
-    shape = EngineArgs(
-        str(told.folder(family)), skip_tokenizer_init=True, max_model_len=MAX_LEN, block_size=8,
-        kv_cache_memory_bytes=1 << 23, **form.arguments,
-    )  # fmt: skip
-    memory = MAX_LEN // 8 * 3 // 2 * plan_memory(resolve(shape)).block_bytes
-    order = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))[:6]
+    memory = tight_memory(told, family, form, 2)
+    order = growing()
     with told.engine(
-        family, form, block_size=8, kv_cache_memory_bytes=memory, preemption_mode=mode,
+        family, form, block_size=2, kv_cache_memory_bytes=memory, preemption_mode=mode,
         swap_dir=str(tmp_path), swap_space=0.01, enable_prefix_caching=False,
     ) as llm:  # fmt: skip
         outputs = llm.generate([PROMPTS[i] for i in order], GREEDY, use_tqdm=False)
@@ -218,7 +227,8 @@ def test_prompt_logprobs_are_the_same_with_a_warm_cache(
     long = [i for i, prompt in enumerate(PROMPTS) if len(prompt) > 16]
     expected = [told.alone(native.required().active_isa(), family, form)[i] for i in long]
     unscored = dataclasses.replace(GREEDY, prompt_logprobs=None)
-    with told.engine(family, form, enable_prefix_caching=True, block_size=8) as llm:
+    # Of four: where kinds of layers have tables of their own, prefixes are found by a few blocks.
+    with told.engine(family, form, enable_prefix_caching=True, block_size=4) as llm:
         warm = llm.generate([PROMPTS[i] for i in long], unscored, use_tqdm=False)
         for _ in range(2):
             assert answers(llm, [PROMPTS[i] for i in long], GREEDY) == expected
@@ -232,16 +242,16 @@ def test_prompt_logprobs_are_the_same_with_a_warm_cache(
 def test_an_answer_is_the_same_after_a_cache_hit(family: str, form: Format, told: Answers) -> None:
     params = dataclasses.replace(GREEDY, prompt_logprobs=None)
     long = [prompt for prompt in PROMPTS if len(prompt) > 16]
-    branches = [prompt[:17] + [5, 6, 7] for prompt in long]  # share two blocks with a prompt
+    branches = [prompt[:17] + [5, 6, 7] for prompt in long]  # share 17 tokens with a prompt
     rounds = [long, branches, long]
     with told.engine(family, form, enable_prefix_caching=False) as llm:
         cold = [answers(llm, prompts, params) for prompts in rounds]
-    with told.engine(family, form, enable_prefix_caching=True, block_size=8) as llm:
+    with told.engine(family, form, enable_prefix_caching=True, block_size=4) as llm:
         for i, (prompts, expected) in enumerate(zip(rounds, cold, strict=True)):
             outputs = llm.generate(prompts, params, use_tqdm=False)
             assert [answer(output) for output in outputs] == expected
             if i > 0:
-                assert all(output.num_cached_tokens >= 16 for output in outputs)
+                assert all(output.num_cached_tokens >= 12 for output in outputs)
 
 
 def test_answers_differ_from_prompt_to_prompt(told: Answers) -> None:
