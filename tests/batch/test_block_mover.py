@@ -103,26 +103,24 @@ def test_slot_that_cannot_be_read_is_told_and_the_others_are_done() -> None:
 
 
 def test_blocks_that_do_not_come_back_are_one_line_with_their_number(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own_log: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("pagemill"), "propagate", True)
-    caplog.set_level(logging.WARNING, logger="pagemill")
+    own_log.set_level(logging.WARNING, logger="pagemill")
     store, host = numbered(), Shelf()
     host.broken = set(range(100))
     mover = BlockMover(store, host)
     for first in range(0, 8, 4):
         mover.move(BlockMoves(swap_in=tuple(SwapIn(first + i, i) for i in range(4))))
-    (line,) = caplog.messages
+    (line,) = own_log.messages
     assert "4 blocks so far of a shelf were damaged" in line
     mover.move(BlockMoves(swap_in=(SwapIn(8, 0),)))
-    assert len(caplog.messages) == 2 and "9 blocks so far" in caplog.messages[1]
+    assert len(own_log.messages) == 2 and "9 blocks so far" in own_log.messages[1]
 
 
 def test_full_disk_ends_the_tier_says_so_and_does_the_rest_of_the_step(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own_log: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("pagemill"), "propagate", True)
-    caplog.set_level(logging.WARNING, logger="pagemill")
+    own_log.set_level(logging.WARNING, logger="pagemill")
     store, host = numbered(), Shelf(room=2)
     host.write(8, None, store.block_bytes(3))
     mover = BlockMover(store, host)
@@ -134,7 +132,7 @@ def test_full_disk_ends_the_tier_says_so_and_does_the_rest_of_the_step(
     assert mover.move(moves) == LostMoves((), (1, 2), ends_tier=True)
     assert held(store) == [0, 1, 2, 3, 3, 2]
     assert host.is_closed
-    assert "a shelf cannot be written: No space left on device. Going on without it" in caplog.text
+    assert "a shelf cannot be written: No space left on device. Going on without it" in own_log.text
     assert mover.move(BlockMoves(copies=((1, 0),))) is None
 
 

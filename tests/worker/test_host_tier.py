@@ -67,18 +67,17 @@ def test_full_disk_at_start_is_said_and_the_engine_starts(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    own_log: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("pagemill"), "propagate", True)
-    caplog.set_level(logging.WARNING, logger="pagemill")
+    own_log.set_level(logging.WARNING, logger="pagemill")
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwritev", full)
     assert tier_of(config(folder, tmp_path)) is None
-    assert "No space left on device. Starting without it" in caplog.text
-    assert "swap_space to 0" in caplog.text
+    assert "No space left on device. Starting without it" in own_log.text
+    assert "swap_space to 0" in own_log.text
 
 
 def test_a_swap_dir_that_cannot_be_made_is_said(folder: Path, tmp_path: Path) -> None:
