@@ -70,3 +70,11 @@ class PromptTooLongError(RequestError):
 
 class EngineDeadError(PagemillError, RuntimeError):
     """The engine is gone; the message carries the reason it gave, if it could."""
+
+
+def words_of(error: BaseException) -> str:
+    """Return an exception's type and text; of one whose text cannot be made, the type alone."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # a caller's own class may do anything in __str__
+        return type(error).__name__

@@ -219,6 +219,21 @@ def test_the_template_s_own_complaint_is_passed_on(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": "x"}], GREEDY, chat_template=template, use_tqdm=False)
 
 
+def test_an_exception_without_words_breaks_its_own_request_alone(llm: LLM) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    def broken(token_ids: list[int], logits: Any) -> Any:
+        raise Mute
+
+    params = [GREEDY, SamplingParams(max_tokens=4, logits_processors=[broken])]
+    good, bad = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert good.outputs[0].finish_reason == "length"
+    assert bad.outputs[0].finish_reason == "error"
+    assert (bad.error or "").endswith("Mute")
+
+
 def test_a_raising_logits_processor_breaks_its_own_request_alone(llm: LLM) -> None:
     def broken(token_ids: list[int], logits: Any) -> Any:
         raise KeyError("broken")

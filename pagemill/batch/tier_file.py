@@ -265,8 +265,11 @@ def _header_text(header: bytes) -> dict[str, Any] | None:
     text = header[start : start + length]
     if len(text) != length or zlib.crc32(text) != checksum:
         return None
-    found: dict[str, Any] = json.loads(text)
-    return found
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _begin(fd: int, identity: Mapping[str, Any]) -> None:

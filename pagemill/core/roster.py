@@ -25,6 +25,7 @@ from pagemill.core.block_manager import BlockManager
 from pagemill.core.policies.walled import WalledPolicy
 from pagemill.core.sequence import Sequence, SequenceCounter, SequenceGroup, SequenceStatus
 from pagemill.core.sequence_queue import SequenceQueue
+from pagemill.errors import words_of
 from pagemill.messages import EngineRequest, LostMoves, QueueSizes, SequenceUpdate, TokenScores
 
 
@@ -329,4 +330,4 @@ def news(
 
 def failure_text(error: Exception) -> str:
     """Return what a request is told that ends because this wing has failed on it."""
-    return f"the engine failed on this request: {type(error).__name__}: {error}"
+    return f"the engine failed on this request: {words_of(error)}"

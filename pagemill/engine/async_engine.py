@@ -36,7 +36,13 @@ from pagemill.engine.output_processor import OutputProcessor
 from pagemill.engine.stat_loggers import make_stat_loggers
 from pagemill.engine.stats import StatLogger
 from pagemill.engine_args import EngineArgs
-from pagemill.errors import EngineDeadError, NotSupportedError, PagemillError, RequestError
+from pagemill.errors import (
+    EngineDeadError,
+    NotSupportedError,
+    PagemillError,
+    RequestError,
+    words_of,
+)
 from pagemill.executor.base import MemoryPlan
 from pagemill.log import get_logger, setup_logging
 from pagemill.messages import PLAIN_TERMS, EngineRequest, ServiceTerms
@@ -234,9 +240,9 @@ class AsyncLLMEngine:
                 self._die(message.reason)
             elif isinstance(message, StepNews):
                 self._distribute(self._items(message))
-        except Exception as error:  # every stream is told; else all would wait for ever
+        except BaseException as error:  # every stream is told; else all would wait for ever
             logger.exception("the outputs of the engine cannot be passed on")
-            self._die(f"its outputs cannot be passed on: {type(error).__name__}: {error}")
+            self._die(f"its outputs cannot be passed on: {words_of(error)}")
 
     def _items(self, message: StepNews) -> list[tuple[str, Item]]:
         """Return what the streams get, by key; tell the core what the text has ended."""

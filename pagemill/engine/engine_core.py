@@ -20,7 +20,7 @@ from pagemill.engine.resolve import resolve_engine
 from pagemill.engine.sample_text import text_with_stops
 from pagemill.engine.stats import count_drafts, step_stats
 from pagemill.engine_args import EngineArgs
-from pagemill.errors import EngineDeadError
+from pagemill.errors import EngineDeadError, words_of
 from pagemill.executor import EXECUTORS
 from pagemill.executor.base import Executor, MemoryPlan
 from pagemill.log import get_logger, setup_logging
@@ -232,7 +232,7 @@ class EngineCore:
 
         Half a step leaves scheduler and ranks in different states: nothing can be trusted from there on.
         """
-        self._dead = f"{type(error).__name__}: {error}"
+        self._dead = words_of(error)
         if isinstance(error, Exception):
             raise EngineDeadError(f"the engine died in a step: {self._dead}") from error
         raise error

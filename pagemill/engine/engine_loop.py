@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from pagemill.config import EngineConfig
-from pagemill.errors import PagemillError
+from pagemill.errors import EngineDeadError, PagemillError, words_of
 from pagemill.executor.base import MemoryPlan
 from pagemill.log import get_logger
 from pagemill.messages import EngineRequest, StepReport, StringStop
@@ -136,10 +136,13 @@ def run_loop(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None])
                 send(news)
             if not goes_on:
                 return True
-    except Exception as error:
+    except BaseException as error:
         # Whatever it was, all requests are told; the traceback is for whoever reads the log.
         logger.exception("the engine has died")
-        send(EngineDead(str(error)))
+        known = isinstance(error, EngineDeadError)
+        send(EngineDead(str(error) if known else words_of(error)))
+        if not isinstance(error, Exception):
+            raise
         return False
     finally:
         core.shutdown()

@@ -30,7 +30,7 @@ class HandOver(Generic[T]):
     def __init__(self, take: Callable[[T], None], name: str) -> None:
         self._take = take
         self._waiting: queue.Queue[T | None] = queue.Queue(_MOST_WAITING)
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
@@ -51,6 +51,6 @@ class HandOver(Generic[T]):
                 continue  # nobody who puts is left waiting
             try:
                 self._take(message)
-            except Exception as error:
+            except BaseException as error:  # also what a library's panic or a caller's exit raises
                 logger.exception("%s has ended", self.thread.name)
                 self._failure = error

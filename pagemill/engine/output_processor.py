@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pagemill.engine.sample_text import SampleText
 from pagemill.engine.stats import StepCounts, finished_stats
 from pagemill.engine.vocabulary import special_stops
+from pagemill.errors import words_of
 from pagemill.log import get_logger
 from pagemill.messages import (
     EngineRequest,
@@ -229,7 +230,7 @@ class OutputProcessor:
     def _break(self, state: _Request, error: Exception, step: ProcessedStep) -> None:
         """End a request because of an error in here, without touching its text again."""
         logger.error("request %s ends: its text cannot be made", state.key, exc_info=error)
-        state.error = f"its text could not be made: {type(error).__name__}: {error}"
+        state.error = f"its text could not be made: {words_of(error)}"
         for sample in state.samples:
             if sample.finish_reason is None:
                 sample.end("error")

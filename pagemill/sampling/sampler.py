@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagemill.errors import words_of
 from pagemill.log import get_logger
 from pagemill.messages import TokenScores
 from pagemill.sampling import processors
@@ -191,7 +192,7 @@ class Sampler:
                 )  # fmt: skip
             except Exception as error:  # a custom processor may raise anything; the others go on
                 logger.warning("a logits processor failed", exc_info=error)
-                tile.errors[i] = f"a logits processor failed: {type(error).__name__}: {error}"
+                tile.errors[i] = f"a logits processor failed: {words_of(error)}"
                 continue
             best, highest = self._math.best(logits[None])
             tile.best[i], tile.highest[i] = best[0], highest[0]

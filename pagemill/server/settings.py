@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from pagemill.engine.service_checks import LONGEST_S
 from pagemill.engine_args import arg
 from pagemill.errors import ConfigError
 
@@ -45,10 +45,10 @@ class ServerArgs:
             raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be at least 1")
         for name in ("start_timeout", "request_timeout"):
             seconds = getattr(self, name)
-            if seconds is not None and not 0 < seconds < math.inf:
+            if seconds is not None and not 0 < seconds <= LONGEST_S:
                 raise ConfigError(
-                    f"{name} is {seconds}; it must be a number of seconds greater than 0, or left out "
-                    "for no limit"
+                    f"{name} is {seconds}; it must be a number of seconds greater than 0 and at most "
+                    f"{LONGEST_S:g}, or left out for no limit"
                 )
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("ssl_keyfile is given without ssl_certfile; give both")

@@ -8,6 +8,7 @@ each share is computed once. Called by `worker.worker`.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 
 from pagemill.batch.block_mover import HostStore
@@ -55,8 +56,11 @@ def open_host_tier(
             f"{most_gib:g}, or raise block_size"
         )
     kept: tuple[tuple[int, bytes], ...] = ()
+    folder = cache.swap_dir
+    if cache.kv_cache_file is not None:  # the moves are measured where they will be made
+        folder = os.path.dirname(os.path.abspath(cache.kv_cache_file))
     try:
-        swap_out_s, swap_in_s = _measure_moves(cache.swap_dir, kv)
+        swap_out_s, swap_in_s = _measure_moves(folder, kv)
         if cache.kv_cache_file is None:
             store = TierFile.temporary(cache.swap_dir, slot_bytes)
         else:
