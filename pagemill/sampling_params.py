@@ -159,6 +159,8 @@ class SamplingParams:
         self.stop = _list(self, "stop", str, "strings")
         if any(not s for s in self.stop):
             raise _bad("stop", self.stop, "non-empty strings")
+        if any("\ud800" <= c <= "\udfff" for s in self.stop for c in s):
+            raise _bad("stop", self.stop, "strings without lone surrogates, which no text holds")
         if self.stop and not self.detokenize:
             raise RequestError(
                 "stop strings need the text: set detokenize=True or use stop_token_ids",
