@@ -27,6 +27,7 @@ from pagemill.layers.linear import Linear
 from pagemill.log import get_logger
 from pagemill.models import MODELS
 from pagemill.models.blocks import DecoderLM
+from pagemill.models.load_progress import LoadProgress
 from pagemill.models.weight_map import match
 from pagemill.ops import LAYER_OPS
 from pagemill.quant import (
@@ -128,11 +129,12 @@ def _build_from(
     targets = _match(model, checkpoint, head_alone)
     if both:
         targets = {name: _written(target) for name, target in targets.items()}
-    _fill(checkpoint, targets)
-    if both:
-        _settle_head(model)
-    with _named(embedding if tied else head):
-        model.head.finish()
+    with LoadProgress(config.model, sum(info.size_bytes for info in infos.values())) as progress:
+        _fill(checkpoint, targets, progress)
+        if both:
+            _settle_head(model)
+        with _named(embedding if tied else head):
+            model.head.finish()
     return model
 
 
@@ -146,15 +148,17 @@ def _match(model: DecoderLM, checkpoint: Checkpoint, head_alone: bool) -> dict[s
     return match(names, expected, checkpoint.infos(), str(checkpoint.path), ignored=ignored)
 
 
-def _fill(checkpoint: Checkpoint, targets: dict[str, AnyTarget]) -> None:
+def _fill(checkpoint: Checkpoint, targets: dict[str, AnyTarget], progress: LoadProgress) -> None:
     """Copy every tensor into its place, using up `targets`; finish each layer with its last one."""
     filled: set[str] = set()
+    sizes = {name: info.size_bytes for name, info in checkpoint.infos().items()}
     waiting = Counter(id(target.owner) for target in targets.values())
     with torch.no_grad():
         for name, tensor in checkpoint.tensors():
             assert name not in filled, f"the checkpoint yields {name} twice"
             target = targets.pop(name, None)
             if target is None:
+                progress.add(sizes[name])
                 continue
             owner = target.owner
             waiting[id(owner)] -= 1
@@ -164,6 +168,7 @@ def _fill(checkpoint: Checkpoint, targets: dict[str, AnyTarget]) -> None:
                 del target
                 if not waiting[id(owner)]:
                     _finish(owner)
+            progress.add(sizes[name])
     if targets:
         raise CheckpointError(
             f"{checkpoint.path} lists tensors that it did not give: {', '.join(sorted(targets))}; "
