@@ -1,14 +1,15 @@
 """What planning costs a step: schedule() and update() alone, as sequences and waiting requests grow.
 
     python -m benchmarks.scheduling [--policies fcfs,priority,fair,prefix] [--running 1,10,100,1000]
-                                    [--waiting 0,1000,100000] [--steps 100]
+                                    [--waiting 0,1000,100000] [--steps 100] [--measure-step]
 
 The real scheduler and block manager, no model. "steady": every running sequence decodes and nothing ends.
 "turnover": in each step one in 64 of the running ends (at least one every fourth step), as many come, and as
 many are admitted from the waiting, over a pool in which everybody fits. Milliseconds of
 processor time a step, to which other processes do not add: the median and the 99th percentile. The last
-column is the median under turnover as a share of `--step-ms`, a decode step of the Qwen3-0.6B shape with 256
-sequences (`benchmarks.growth --sequences 256`).
+column is the median under turnover as a share of a decode step of the Qwen3-0.6B shape with 256 sequences of 128
+tokens: of the fastest of a few such steps with `--measure-step`, which runs them first (bfloat16, made-up weights, 8 GiB), and
+else of `--step-ms`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ BLOCK_SIZE = 16
 NUM_PROMPT = 256
 NUM_TENANTS = 100
 NUM_STEMS = 50  # system prompts that requests begin with, of half a prompt
+NUM_MODEL_SEQUENCES = 256
+MODEL_CONTEXT = 128
+_NUM_MODEL_STEPS = 8
 _PARAMS = SamplingParams()
 _SPEC = SamplingSpec()
 _ONE = ((7,),)
@@ -121,6 +125,18 @@ def measure(load: Load, num_steps: int) -> list[float]:
     return seconds
 
 
+def measure_step(num_sequences: int, context: int, threads: int, num_layers: int | None) -> float:
+    """Return the milliseconds of the fastest of a few decode steps of Qwen3-0.6B's shape."""
+    from benchmarks.growth import BLOCK_SIZE, MODELS, NUM_WARM_UP, Model, make_worker, run_steps
+
+    shape = MODELS["qwen3-0.6b"]
+    model = Model(shape, num_layers or shape["num_hidden_layers"])
+    room = NUM_WARM_UP + _NUM_MODEL_STEPS + BLOCK_SIZE
+    blocks = num_sequences * -(-(context + room) // BLOCK_SIZE)
+    worker = make_worker(model, threads, blocks * BLOCK_SIZE, context + room, num_sequences)
+    return run_steps(worker, num_sequences, context, _NUM_MODEL_STEPS)
+
+
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(
@@ -131,7 +147,14 @@ def main() -> None:
     parser.add_argument("--waiting", default="0,1000,100000")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--step-ms", type=float, default=800.0)
+    parser.add_argument("--measure-step", action="store_true")
+    parser.add_argument("--threads", type=int, default=2, help="of the measured step")
+    parser.add_argument("--layers", type=int, default=None, help="of its model; all if left out")
     args = parser.parse_args()
+    step_ms = args.step_ms
+    if args.measure_step:
+        step_ms = measure_step(NUM_MODEL_SEQUENCES, MODEL_CONTEXT, args.threads, args.layers)
+        print(f"a decode step of {NUM_MODEL_SEQUENCES} sequences: {step_ms:.1f} ms", flush=True)
     print("policy    running  waiting   steady ms (p99)    turnover ms (p99)    share of a step")
     for policy in args.policies.split(","):
         for num_running in map(int, args.running.split(",")):
@@ -143,7 +166,7 @@ def main() -> None:
                     last = seconds[int(0.99 * (len(seconds) - 1))]
                     cells.append((1e3 * statistics.median(seconds), 1e3 * last))
                 (steady, steady_p99), (turning, turning_p99) = cells
-                share = 100 * turning / args.step_ms
+                share = 100 * turning / step_ms
                 print(
                     f"{policy:9s} {num_running:7d} {num_waiting:8d}  {steady:8.3f} ({steady_p99:.3f})"
                     f"    {turning:8.3f} ({turning_p99:.3f})    {share:6.2f} %",

@@ -1,23 +1,18 @@
 """Faults are planted, one at a time, and the property of `worlds` must see each of them.
 
-Each is what a slip in one place would do, and shows only in company: the fresh engine that a request is
-compared with has the same fault, and no chance to show it. A fault that is not seen means that the property
-proves less than it says.
+Those of steps that overlap are in `test_planted_overlap_faults`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from pagemill.batch import input_builder
 from pagemill.batch.block_mover import BlockMover
@@ -35,36 +30,11 @@ from pagemill.messages import SwapIn
 from pagemill.sampling.sampler import Sampler
 from pagemill.worker import model_runner
 from pagemill.worker.model_runner import ModelRunner
-from tests.e2e.worlds import MAX_LEN, Ask, Engines, Kernels, World, asks, check_one_answer, worlds
+from tests.e2e.planting import CACHED, CHUNKED, CROWDED, DRAFTED, SWAPPED, Fault, check_is_seen
+from tests.e2e.worlds import Engines
 from tests.ops.conftest import needs_extension
 
 pytestmark = needs_extension
-KERNELS = Kernels("native-float32", "float32", True)
-MOST_EXAMPLES = 150
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault: how it is planted, and the worlds in which it can show."""
-
-    plant: Plant
-    world: dict[str, Any] = field(default_factory=dict)
-
-    def placed(self, world: World) -> World:
-        """Return a world like this one in which the fault can show."""
-        world = dataclasses.replace(world, **{**QUICK, **self.world})
-        least = -(-MAX_LEN // world.block_size)
-        return dataclasses.replace(world, num_blocks=max(world.num_blocks, least))
-
-
-QUICK = {"family": "llama", "num_threads": 1, "restarts": False, "speculation": None}
-CACHED = {"enable_prefix_caching": True, "block_size": 4, "forgets_at": None, "is_warm": True}
-CROWDED = {"block_size": 4, "num_blocks": 17, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
-SWAPPED = {**CROWDED, "num_slots": 64, "preemption_mode": "swap", "is_warm": True}
-CHUNKED = {"max_num_batched_tokens": 5}
-# Short texts of nine letters repeat themselves, and not for long: some drafts are right.
-DRAFTED = {"speculation": "ngram", "max_num_batched_tokens": 2048}
 
 
 def _swapped_block(patch: pytest.MonkeyPatch) -> None:
@@ -452,30 +422,4 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_property_sees_a_planted(name: str, engines: Engines) -> None:
-    fault = FAULTS[name]
-
-    @settings(
-        deadline=None,
-        max_examples=MOST_EXAMPLES,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
-    @given(
-        world=worlds().map(fault.placed),
-        asked=st.lists(asks(), min_size=3, max_size=6),
-    )
-    def property_holds(world: World, asked: list[Ask]) -> None:
-        check_one_answer(engines, world, asked, KERNELS)
-
-    with pytest.MonkeyPatch.context() as patch:
-        fault.plant(patch)
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is looked at below
-            property_holds()
-    # A different answer, or an invariant of the engine's own; never a slip in the planting.
-    error: BaseException | None = caught.value
-    while error is not None and not isinstance(error, (AssertionError, KeyError)):
-        error = error.__cause__
-    assert error is not None, f"{name} ended with {caught.value!r}"
+    check_is_seen(name, FAULTS[name], engines)

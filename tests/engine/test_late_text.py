@@ -14,13 +14,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from pagemill.core import step_results
+from pagemill.core.sequence import Sequence as CoreSequence
+from pagemill.core.step_results import StepResults
+from pagemill.core.stop_checker import TokenStop
 from pagemill.engine.async_engine import AsyncLLMEngine
 from pagemill.engine.engine_core import EngineCore
 from pagemill.engine.engine_loop import FromEngine
 from pagemill.engine.engine_thread import ThreadHome
+from pagemill.engine.output_processor import OutputProcessor
+from pagemill.messages import SequenceUpdate
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.harness import StatsList, assert_core_clean, make_core, make_engine, run
@@ -129,15 +136,8 @@ def counted(stats: StatsList) -> tuple[Any, ...]:
     return ends, prompts, stats.total(lambda s: s.num_generation_tokens)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(asks(), min_size=1, max_size=5),
-    st.lists(st.integers(0, 5), min_size=1, max_size=4),
-    st.booleans(),
-)
-def test_late_text_changes_no_answer_and_no_count(
-    asked: list[Ask], lags: list[int], ahead: bool
-) -> None:
+def check_late_text(asked: list[Ask], lags: list[int], ahead: bool) -> None:
+    """Assert that an engine whose text comes late tells and counts what one that waits for it does."""
     stats = StatsList()
     waiting, _ = make_engine(echo, num_blocks=400, stat_loggers=[stats])
     for i, ask in enumerate(asked):
@@ -153,11 +153,131 @@ def test_late_text_changes_no_answer_and_no_count(
         told = (late.told(ask, str(i)) for i, ask in enumerate(asked))
         return await asyncio.wait_for(asyncio.gather(*told), 60)
 
-    assert asyncio.run(body()) == expected
+    try:
+        assert asyncio.run(body()) == expected
+    finally:
+        late.engine.shutdown()
     late.close()
     assert counted(late.stats) == counted(stats)
     if late.stats.steps:
         assert late.stats.steps[-1].queues.running == 0
+
+
+LATE = st.tuples(
+    st.lists(asks(), min_size=1, max_size=5),
+    st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LATE)
+def test_late_text_changes_no_answer_and_no_count(drawn: tuple[list[Ask], list[int], bool]) -> None:
+    check_late_text(*drawn)
+
+
+# ------------------------------------------------------------ it can fail
+
+
+def _surplus(
+    patch: pytest.MonkeyPatch, act: Callable[[Any, Any, SequenceUpdate, Any], None]
+) -> None:
+    """Do something with each update that comes behind its sample's end, while the request goes on."""
+    before = OutputProcessor._update
+
+    def update(self: OutputProcessor, updates: Any, now: float, counts: Any, step: Any) -> None:
+        for one in updates:
+            state = self._requests.get(one.request_id)
+            if state is not None and state.samples[one.sample_index].finish_reason is not None:
+                act(state, state.samples[one.sample_index], one, counts)
+        before(self, updates, now, counts, step)
+
+    patch.setattr(OutputProcessor, "_update", update)
+
+
+def _surplus_told(patch: pytest.MonkeyPatch) -> None:
+    """Tokens behind a stop string are told."""
+
+    def act(state: Any, sample: Any, update: SequenceUpdate, counts: Any) -> None:
+        sample.token_ids += update.token_ids
+
+    _surplus(patch, act)
+
+
+def _surplus_counted(patch: pytest.MonkeyPatch) -> None:
+    """Tokens behind a stop string are counted."""
+
+    def act(state: Any, sample: Any, update: SequenceUpdate, counts: Any) -> None:
+        counts.num_generation_tokens += len(update.token_ids)
+
+    _surplus(patch, act)
+
+
+def _ended_twice(patch: pytest.MonkeyPatch) -> None:
+    """A sample that a stop string has ended ends once more when its tokens do."""
+
+    def act(state: Any, sample: Any, update: SequenceUpdate, counts: Any) -> None:
+        if update.finish_reason is not None:
+            state.num_unfinished = max(1, state.num_unfinished - 1)
+
+    _surplus(patch, act)
+
+
+def _prompt_counted_again(patch: pytest.MonkeyPatch) -> None:
+    """A request's prompt is counted again with each update behind a sample's end."""
+
+    def act(state: Any, sample: Any, update: SequenceUpdate, counts: Any) -> None:
+        counts.num_prompt_tokens += len(state.request.prompt_token_ids)
+
+    _surplus(patch, act)
+
+
+def _stop_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A token does not end a sequence of which the next one is being made already."""
+    before = StepResults._append
+
+    def append(self: StepResults, sequence: Any, *rest: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            if sequence.num_scheduled:
+                inner.setattr(step_results, "check_tokens", lambda run, *_: TokenStop(len(run)))
+            return before(self, sequence, *rest)
+
+    patch.setattr(StepResults, "_append", append)
+
+
+def _expected_token_stays(patch: pytest.MonkeyPatch) -> None:
+    """Who knows how many tokens a sequence has counts one that nobody has drawn yet."""
+    patch.setattr(CoreSequence, "num_output", property(lambda self: len(self.output_token_ids)))
+
+
+FAULTS = [
+    _surplus_told,
+    _surplus_counted,
+    _ended_twice,
+    _prompt_counted_again,
+    _stop_forgotten,
+    _expected_token_stays,
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS)
+def test_a_planted_fault_is_seen(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    @settings(
+        max_examples=200,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
+    @given(LATE)
+    def property_holds(drawn: tuple[list[Ask], list[int], bool]) -> None:
+        check_late_text(*drawn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        with pytest.raises(AssertionError):
+            property_holds()
 
 
 def test_tokens_behind_a_stop_string_are_made_and_nobody_sees_them() -> None:

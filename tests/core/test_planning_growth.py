@@ -1,0 +1,164 @@
+"""What a step's planning does grows at most with the logarithm of the waiting queue, whatever the policy.
+
+Counted, not timed: lines of Python that the planning wing runs, keys that sorted queues and heaps compare, and
+sequences that are yielded by the queue.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pagemill.config import SchedulerConfig
+from pagemill.core.policies import POLICIES, fair, fcfs, prefix, priority
+from pagemill.core.scheduler import Scheduler
+from pagemill.messages import SchedulerOutput, SequenceOutput, StepOutput
+from tests.core.fake_ranks import make_request
+
+REGISTERED = tuple(name for name in POLICIES.names() if name != "shuffled")
+FEW, MANY = 500, 16_000
+NUM_RUNNING = 10
+NUM_STEPS = 24
+
+# Who makes the keys that queues are sorted by.
+KEYS: list[tuple[Any, str]] = [
+    (fcfs, "arrival_key"),
+    (fair, "arrival_key"),
+    (prefix.PrefixQueue, "_key"),
+    (priority, "turn_key"),
+]
+
+
+class Operations:
+    """Counts what happens while it is asked to."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def during(self, act: Callable[[], Any]) -> Any:
+        """Do something and count the lines that the planning wing runs."""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            return act()
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._line if "/pagemill/core/" in frame.f_code.co_filename else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        self.count += event == "line"
+        return self._line
+
+    def key(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that makes the same keys, whose comparisons are counted."""
+        operations = self
+
+        class Counted(tuple[Any, ...]):
+            __slots__ = ()
+            __hash__ = tuple.__hash__
+
+            def __eq__(self, other: object) -> bool:
+                operations.count += 1
+                return tuple.__eq__(self, other)
+
+            def __lt__(self, other: tuple[Any, ...]) -> bool:
+                operations.count += 1
+                return tuple.__lt__(self, other)
+
+        return lambda *what: Counted(make(*what))
+
+
+class Counting:
+    """A queue that counts whom it yields."""
+
+    def __init__(self, queue: Any, operations: Operations) -> None:
+        self._queue = queue
+        self._operations = operations
+        self.add, self.remove = queue.add, queue.remove
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Any]:
+        for sequence in self._queue:
+            self._operations.count += 1
+            yield sequence
+
+
+class Service:
+    """A scheduler in which one of a few running ends in each step, and one comes."""
+
+    def __init__(self, policy: str, num_waiting: int, operations: Operations) -> None:
+        self._operations = operations
+        self._uses_priority = POLICIES.load(policy).uses_priority
+        self._count = 0
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=NUM_RUNNING, policy=policy),
+            block_size=4,
+            num_blocks=64 * NUM_RUNNING,
+            max_model_len=128,
+            caches_prefixes=True,
+        )
+        roster = self.scheduler._roster
+        roster.waiting = Counting(roster.waiting, operations)  # type: ignore[assignment]
+        for _ in range(NUM_RUNNING + num_waiting):
+            self._add()
+
+    def step(self) -> SchedulerOutput:
+        """Run one step, and let the oldest running sequence end."""
+        step = self._operations.during(self.scheduler.schedule)
+        outputs = tuple(
+            SequenceOutput(s.seq_id, ((7,),) if s.num_samples else ()) for s in step.scheduled
+        )
+        result = StepOutput(step.step_id, outputs)
+        self._operations.during(lambda: self.scheduler.update(step, result))
+        oldest = min(share.seq_id for share in step.scheduled)
+        self._operations.during(lambda: self.scheduler.finish(oldest, "stop", "x"))
+        self._operations.during(self._add)
+        return step
+
+    def _add(self) -> None:
+        number = self._count
+        self._count += 1
+        stem = number % 7 * 100
+        self.scheduler.add(
+            make_request(
+                f"r{number}",
+                (*range(stem, stem + 5), *range(number, number + 4)),
+                max_tokens=100,
+                priority=number % 5 - 2 if self._uses_priority else 0,
+                tenant=f"tenant{number * number % 13}",
+                arrival_time=number / 100,
+            )
+        )
+
+
+def operations_of(policy: str, num_waiting: int) -> tuple[float, int]:
+    """Return what a step does on average, and the most that one does."""
+    operations = Operations()
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in KEYS:
+            patch.setattr(place, name, operations.key(getattr(place, name)))
+        service = Service(policy, num_waiting, operations)
+        for _ in range(3):
+            service.step()
+        counts = []
+        for _ in range(NUM_STEPS):
+            before = operations.count
+            service.step()
+            counts.append(operations.count - before)
+    return sum(counts) / len(counts), max(counts)
+
+
+@pytest.mark.parametrize("policy", REGISTERED)
+def test_a_step_does_as_much_with_many_waiting_as_with_few(policy: str) -> None:
+    few, most_of_few = operations_of(policy, FEW)
+    many, most_of_many = operations_of(policy, MANY)
+    print(policy, few, most_of_few, many, most_of_many)
+    assert many < few + 200
