@@ -286,6 +286,15 @@ class Roster:
             for index in range(group.request.num_samples)
         ]
 
+    def note_computed(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tell the policy that positions [start, end) are computed, and how many for the first time."""
+        num_new = end - max(start, sequence.num_served)
+        if num_new > 0:
+            sequence.num_served = end
+        else:
+            num_new = 0
+        self.policy.note_computed(sequence, start, end, num_new)
+
     def take_removed(self) -> tuple[int, ...]:
         """Return the rows that the ranks may drop, once."""
         removed = tuple(self._removed)

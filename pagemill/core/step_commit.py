@@ -111,12 +111,7 @@ class StepCommit:
             whole = [(0, _for_ranks(table)) for table in self._blocks.tables(sequence.seq_id)]
             (start, block_ids), more = whole[0], tuple(whole[1:])
         sequence.num_scheduled = planned.num_tokens
-        num_new = end - max(num_computed, sequence.num_served)
-        if num_new > 0:
-            sequence.num_served = end
-        else:
-            num_new = 0
-        self._roster.policy.note_computed(sequence, num_computed, end, num_new)
+        self._roster.note_computed(sequence, num_computed, end)
         num_samples = 0
         group = sequence.group
         request = group.request

@@ -147,6 +147,9 @@ class StepResults:
         blocks = self._roster.blocks
         sequence.num_computed = min(sequence.num_computed + num_accepted, sequence.num_tokens)
         blocks.seal(sequence, share.num_computed, sequence.num_computed)
+        before = share.num_computed + share.num_tokens
+        if sequence.num_computed > before:
+            self._roster.note_computed(sequence, before, sequence.num_computed)
         if self._lets_go:
             blocks.slide(sequence, share.num_computed)
         blocks.trim(sequence.seq_id, sequence.num_tokens)
@@ -159,6 +162,8 @@ class StepResults:
         end = sequence.num_tokens
         if sequence.num_computed + sequence.num_scheduled >= end:
             self._roster.blocks.seal(sequence, end - 1, end)
+            if end % self._roster.blocks.block_size == 0:
+                self._roster.note_computed(sequence, end - 1, end)
 
     def _append(
         self,

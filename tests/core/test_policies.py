@@ -15,7 +15,7 @@ from pagemill.core.policies.fair import Tenants
 from pagemill.core.policies.prefix import MOST_PASSED
 from pagemill.core.policies.priority import STEP_S, Priority
 from pagemill.core.sequence import Sequence
-from tests.core.fake_ranks import NO_PREFIXES, make_request, policy_names
+from tests.core.fake_ranks import NO_PREFIXES, expected_tokens, make_request, policy_names
 from tests.core.test_planner import FCFS, make_sequence
 from tests.core.test_simulation import Simulation
 
@@ -256,6 +256,28 @@ def test_tokens_computed_twice_or_found_in_the_cache_are_not_charged() -> None:
     assert charged == 6 * (9 + 8 - 1) - sim.num_hits
 
 
+@pytest.mark.parametrize(("num_drafts", "overlaps"), [(5, False), (0, True)])
+def test_every_token_is_charged_once_however_steps_are_made(
+    num_drafts: int, overlaps: bool
+) -> None:
+    sim = Simulation(
+        9, 4, max_model_len=40, max_tokens=64, max_seqs=8, policy="fair", num_drafts=num_drafts,
+        overlaps=overlaps,
+    )  # fmt: skip
+    charged = {"a": 0, "b": 0}
+
+    def note(sequence: Sequence, start: int, end: int, num_new: int) -> None:
+        charged[sequence.group.request.tenant] += num_new
+
+    sim.scheduler._policy.note_computed = note  # type: ignore[method-assign]
+    for number in range(6):
+        sim.add(make_request(f"r{number}", 9, max_tokens=20, tenant="ab"[number % 2]))
+    sim.run()
+    assert sim.num_preempted > 0
+    assert (sim.ranks.num_accepted > 0) == (num_drafts > 0)
+    assert charged == {"a": 3 * (9 + 20 - 1), "b": 3 * (9 + 20 - 1)}
+
+
 # ---------------------------------------------------------------- prefix
 
 
@@ -287,6 +309,32 @@ def test_what_came_with_a_cached_prefix_passes_what_came_without() -> None:
     sim.add(make_request("other", document(1, 1)))
     sim.add(make_request("again", document(0, 2)))
     assert order_of(sim)[1:] == ["again", "other"]
+
+
+@pytest.mark.parametrize(("num_drafts", "overlaps"), [(5, False), (0, True)])
+def test_what_is_said_by_one_request_brings_those_forward_that_begin_with_it(
+    num_drafts: int, overlaps: bool
+) -> None:
+    """Also where blocks are full of drafts that were right, or of a token that a step in flight draws."""
+    sim = Simulation(
+        256, 4, max_model_len=64, max_tokens=256, max_seqs=1, policy="prefix",
+        caches_prefixes=True, num_drafts=num_drafts, overlaps=overlaps,
+    )  # fmt: skip
+    first = make_request("first", document(0, 0), max_tokens=24)
+    said = expected_tokens(first, 0, 64)
+    sim.add(first)
+    sim.step()
+    sim.add(make_request("other", document(1, 1), max_tokens=1))
+    sim.add(make_request("after", (*first.prompt_token_ids, *said, 5), max_tokens=1))
+    queue = sim.scheduler._roster.waiting
+    while len(sim.samples["first"]) == 0 or len(sim.samples["first"][0].token_ids) < 20:
+        sim.step()
+    names = [sequence.group.request_id for sequence in queue]
+    depths = [queue._depths[sequence.seq_id] for sequence in queue]  # type: ignore[attr-defined]
+    num_said = len(sim.samples["first"][0].token_ids)
+    assert names[0] == "after"
+    assert depths[0] >= (23 + num_said - 1) // 4
+    sim.run()
 
 
 def test_evicted_prefix_does_not_count() -> None:
