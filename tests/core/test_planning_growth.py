@@ -20,9 +20,9 @@ from pagemill.messages import SchedulerOutput, SequenceOutput, StepOutput
 from tests.core.fake_ranks import make_request
 
 REGISTERED = tuple(name for name in POLICIES.names() if name != "shuffled")
-FEW, MANY = 500, 16_000
+FEW, MANY = 500, 8_000
 NUM_RUNNING = 10
-NUM_STEPS = 24
+NUM_STEPS = 16
 
 # Who makes the keys that queues are sorted by.
 KEYS: list[tuple[Any, str]] = [
@@ -139,26 +139,32 @@ class Service:
         )
 
 
-def operations_of(policy: str, num_waiting: int) -> tuple[float, int]:
-    """Return what a step does on average, and the most that one does."""
+def operations_of(policy: str, num_waiting: int) -> int:
+    """Return the most that one of some steps does."""
     operations = Operations()
     with pytest.MonkeyPatch.context() as patch:
         for place, name in KEYS:
             patch.setattr(place, name, operations.key(getattr(place, name)))
         service = Service(policy, num_waiting, operations)
-        for _ in range(3):
-            service.step()
         counts = []
         for _ in range(NUM_STEPS):
             before = operations.count
             service.step()
             counts.append(operations.count - before)
-    return sum(counts) / len(counts), max(counts)
+    return max(counts)
+
+
+def growth(policy: str) -> float:
+    """Return how many times as much the busiest step does with many waiting as with few."""
+    return operations_of(policy, MANY) / operations_of(policy, FEW)
 
 
 @pytest.mark.parametrize("policy", REGISTERED)
-def test_a_step_does_as_much_with_many_waiting_as_with_few(policy: str) -> None:
-    few, most_of_few = operations_of(policy, FEW)
-    many, most_of_many = operations_of(policy, MANY)
-    print(policy, few, most_of_few, many, most_of_many)
-    assert many < few + 200
+def test_a_step_does_about_as_much_with_many_waiting_as_with_few(policy: str) -> None:
+    # A logarithm may grow by log(MANY) / log(FEW), 1.45 times; and not all that is done is that.
+    assert growth(policy) < 1.25
+
+
+def test_a_step_that_looks_all_of_the_queue_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "_PER_STEP", 1 << 30)
+    assert growth("prefix") > 2

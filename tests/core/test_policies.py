@@ -261,7 +261,7 @@ def test_every_token_is_charged_once_however_steps_are_made(
     num_drafts: int, overlaps: bool
 ) -> None:
     sim = Simulation(
-        9, 4, max_model_len=40, max_tokens=64, max_seqs=8, policy="fair", num_drafts=num_drafts,
+        10, 4, max_model_len=40, max_tokens=64, max_seqs=8, policy="fair", num_drafts=num_drafts,
         overlaps=overlaps,
     )  # fmt: skip
     charged = {"a": 0, "b": 0}

@@ -218,7 +218,9 @@ def _stale_token(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS = {
     "stop-seen-late": Fault(_stop_seen_late, AHEAD),
-    "unknown-token-named": Fault(_named_unknown, {**CACHED, **CROWDED, **AHEAD}),
+    "unknown-token-named": Fault(
+        _named_unknown, {**CACHED, **CROWDED, **AHEAD, "block_size": 1, "num_blocks": 64}
+    ),
     "window-let-go-a-step-early": Fault(
         _let_go_a_step_early, {**AHEAD, "family": "mistral", "block_size": 1}
     ),

@@ -213,12 +213,12 @@ def _surplus_counted(patch: pytest.MonkeyPatch) -> None:
     _surplus(patch, act)
 
 
-def _ended_twice(patch: pytest.MonkeyPatch) -> None:
-    """A sample that a stop string has ended ends once more when its tokens do."""
+def _end_overwritten(patch: pytest.MonkeyPatch) -> None:
+    """A sample that a stop string has ended ends for another reason when its tokens do."""
 
     def act(state: Any, sample: Any, update: SequenceUpdate, counts: Any) -> None:
         if update.finish_reason is not None:
-            state.num_unfinished = max(1, state.num_unfinished - 1)
+            sample.end(update.finish_reason)
 
     _surplus(patch, act)
 
@@ -253,7 +253,7 @@ def _expected_token_stays(patch: pytest.MonkeyPatch) -> None:
 FAULTS = [
     _surplus_told,
     _surplus_counted,
-    _ended_twice,
+    _end_overwritten,
     _prompt_counted_again,
     _stop_forgotten,
     _expected_token_stays,

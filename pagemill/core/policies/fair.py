@@ -135,7 +135,8 @@ class FairQueue:
         self._tenants = tenants
         self._length = 0
         self._order: Heap = []  # tenants with waiting sequences, and some that had some
-        self._looked_at: list[Tenant] = []  # taken out of the order by the last iteration
+        # Not in the order: taken out by the last iteration, or come since.
+        self._looked_at: dict[Tenant, None] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -146,7 +147,7 @@ class FairQueue:
         tenant.waiting.add(sequence)
         self._length += 1
         if not tenant.is_queued:
-            self._looked_at.append(tenant)
+            self._looked_at[tenant] = None
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out that is queued."""
@@ -163,7 +164,7 @@ class FairQueue:
             while order and (not turns or not turns[0][:2] < order[0]):
                 _, tenant = heapq.heappop(order)
                 tenant.is_queued = False
-                self._looked_at.append(tenant)
+                self._looked_at[tenant] = None
                 heapq.heappush(turns, (tenant.virtual, tenant, iter(tenant.waiting)))
             if not turns:
                 return
