@@ -17,6 +17,7 @@ from pagemill.errors import RequestError
 from pagemill.sampling_params import (
     RequestOutputKind,
     SamplingParams,
+    as_whole,
     is_whole_number,
     shown,
 )
@@ -111,6 +112,7 @@ class BeamSearchParams:
 
 
 def _whole(name: str, value: Any, low: int, high: int | None) -> int:
+    value = as_whole(value)
     if not is_whole_number(value) or value < low or (high is not None and value > high):
         upper = "" if high is None else f" to {high}"
         raise _bad(name, value, f"a whole number from {low}{upper}")

@@ -9,6 +9,7 @@
     ├── OutOfMemoryError (MemoryError)   the system gave no memory for weights or KV cache
     ├── RequestError (ValueError)        one request is wrong; the others go on
     │   └── PromptTooLongError           prompt (plus max_tokens) over the context; carries the numbers
+    ├── InterruptedRequestError (RuntimeError)   the program ended the request, which was in order
     └── EngineDeadError (RuntimeError)   the engine process or thread is gone
 
 `ValueError`, `MemoryError` and `RuntimeError` are second parents, so that code written for other engines catches them
@@ -66,6 +67,10 @@ def _rebuild_request_error(
 
 class PromptTooLongError(RequestError):
     """The prompt, or the prompt plus `max_tokens`, does not fit the context."""
+
+
+class InterruptedRequestError(PagemillError, RuntimeError):
+    """A request was ended before it was finished, by whoever runs the engine; the message says why."""
 
 
 class EngineDeadError(PagemillError, RuntimeError):

@@ -393,6 +393,8 @@ class StepStats:
     prefix_lookups: PrefixLookups = NO_LOOKUPS
     num_blocks_out: int = 0  # to the host tier, swapped out or evicted
     num_blocks_in: int = 0  # from there
+    num_blocks_unwritten: int = 0  # should have gone there: a full disk
+    num_blocks_unread: int = 0  # should have come from there: damaged
     num_blocks_copied: int = 0  # inside the device pool
     host_tier_usage: float = 0.0  # 0..1, share of slots that hold something
     num_prompt_tokens: int = 0  # of prompts whose computation was finished by this step

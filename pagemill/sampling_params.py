@@ -215,6 +215,11 @@ def is_whole_number(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def as_whole(value: Any) -> Any:
+    """Return a float without a fraction as an int, anything else as it is: JSON has one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
@@ -241,8 +246,7 @@ def _int(
     wanted = f"a whole number of at least {low_text}"
     if high is not None:
         wanted = f"a whole number from {low_text} to {high_text or high}"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    value = as_whole(value)
     if not is_whole_number(value):
         raise _bad(name, value, wanted)
     value = int(value)
@@ -283,9 +287,10 @@ def _list(params: SamplingParams, name: str, kind: type, what: str) -> list[Any]
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise _bad(name, value, wanted)
     if kind is int:
-        if not all(map(is_whole_number, value)):
+        ids = [as_whole(v) for v in value]
+        if not all(map(is_whole_number, ids)):
             raise _bad(name, value, wanted)
-        return [int(v) for v in value]
+        return [int(v) for v in ids]
     if not all(isinstance(v, kind) for v in value):
         raise _bad(name, value, wanted)
     return list(value)

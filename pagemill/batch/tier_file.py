@@ -21,6 +21,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import struct
 import tempfile
 import weakref
@@ -235,11 +236,16 @@ def _lock(fd: int, path: str) -> None:
 
 
 def _check_header(fd: int, path: str, identity: Mapping[str, Any]) -> None:
-    """Compare the file with what this engine would write; a new or half-begun file is begun."""
-    header = os.pread(fd, HEADER_BYTES, 0)
-    if not header.startswith(MAGIC[: len(header)]):
+    """Compare the file with what this engine would write; an empty one, or one cut in its header, is begun."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise ConfigError(
-            f"kv_cache_file {path!r} is not a file of pagemill's; it is left as it is. Name another"
+            f"kv_cache_file {path!r} is no regular file; name one, or one that is not there"
+        )
+    header = os.pread(fd, HEADER_BYTES, 0)
+    if header and not header.startswith(MAGIC):
+        raise ConfigError(
+            f"kv_cache_file {path!r} is not a file of pagemill's: it does not begin as one. It is left as it "
+            "is; name another, or remove it"
         )
     found = _header_text(header)
     if found is None:

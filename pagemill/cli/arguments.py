@@ -146,7 +146,7 @@ def read_yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file has
         raise ConfigError(f"--config {path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
         where = " ".join(str(error).split())

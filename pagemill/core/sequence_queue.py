@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from pagemill.core.policies.base import Key
+from pagemill.core.policies.base import Key, checked_key
 from pagemill.core.sequence import Sequence
 
 _BUCKET = 512  # a bucket of twice as many is cut in two
@@ -40,10 +40,11 @@ class SequenceQueue:
             yield from bucket
 
     def add(self, sequence: Sequence) -> None:
-        """Insert at the place that the key gives now."""
+        """Insert at the place that the key gives now. What the key raises leaves the queue as it was."""
         seq_id = sequence.seq_id
         assert seq_id not in self._keys, f"sequence {seq_id} is in the queue already"
-        key = self._keys[seq_id] = (self._policy_key(sequence), seq_id)
+        key = (checked_key(self._policy_key(sequence)), seq_id)
+        self._keys[seq_id] = key
         if not self._buckets:
             self._last.append(key)
             self._bucket_keys.append([key])

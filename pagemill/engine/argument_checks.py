@@ -8,6 +8,7 @@ import re
 
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import ConfigError
+from pagemill.path_names import check_path
 
 BLOCK_SIZES = tuple(2**power for power in range(9))
 
@@ -26,6 +27,9 @@ _TEXTS = (
     "model", "served_model_name", "tokenizer", "revision", "tokenizer_revision", "download_dir",
     "generation_config", "scheduling_policy", "device", "metrics_prefix",
     "distributed_executor_backend", "swap_dir", "kv_cache_file",
+)  # fmt: skip
+_PATHS = (
+    "model", "tokenizer", "download_dir", "generation_config", "swap_dir", "kv_cache_file",
 )  # fmt: skip
 _SWITCHES = (
     "skip_tokenizer_init", "enforce_eager", "disable_custom_all_reduce", "disable_log_stats", "debug",
@@ -152,6 +156,8 @@ def _check_text(args: EngineArgs, name: str) -> None:
         return
     if not isinstance(value, str) or not value:
         raise _bad(name, value, "a non-empty string")
+    if name in _PATHS:
+        check_path(name, value)
 
 
 def _bad(name: str, value: object, wanted: str) -> ConfigError:

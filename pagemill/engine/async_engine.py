@@ -32,12 +32,14 @@ from pagemill.engine.engine_loop import (
     StepNews,
 )
 from pagemill.engine.input_processor import InputProcessor, LengthRule
+from pagemill.engine.mailbox import Item, Mailbox
 from pagemill.engine.output_processor import OutputProcessor
 from pagemill.engine.stat_loggers import make_stat_loggers
 from pagemill.engine.stats import StatLogger
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import (
     EngineDeadError,
+    InterruptedRequestError,
     NotSupportedError,
     PagemillError,
     RequestError,
@@ -68,19 +70,6 @@ HOMES: Registry[HomeMaker] = Registry(
 _LONG_PROMPT = 4096
 
 
-Item = RequestOutput | PagemillError
-
-
-class _Stream:
-    """One caller's end: outputs arrive in its own event loop."""
-
-    __slots__ = ("loop", "queue")
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[Item] = asyncio.Queue()
-
-
 class AsyncLLMEngine:
     """Many streams over one engine."""
 
@@ -103,7 +92,7 @@ class AsyncLLMEngine:
             stat_loggers = make_stat_loggers(home.config, home.memory_plan)
         self._stat_loggers = tuple(stat_loggers)
         self._outputs = OutputProcessor(tokenizer)
-        self._streams: dict[str, _Stream] = {}  # by key
+        self._streams: dict[str, Mailbox] = {}  # by key
         self._keys: dict[str, str] = {}  # by request_id, of the streams that are open
         self._dead: str | None = None
         self._ids = itertools.count()
@@ -198,7 +187,7 @@ class AsyncLLMEngine:
                 param="request_id",
             )
         key = f"{request_id}#{next(self._ids)}"
-        stream = self._streams[key] = _Stream()
+        mailbox = self._streams[key] = Mailbox(request.params.output_kind)
         self._keys[request_id] = key
         queued = finished = False
         try:
@@ -207,7 +196,7 @@ class AsyncLLMEngine:
             self._home.send(dataclasses.replace(request, request_id=key, prompt=None))
             queued = True
             while not finished:
-                news = await stream.queue.get()
+                news = await mailbox.take()
                 if isinstance(news, PagemillError):
                     finished = True
                     raise news
@@ -224,6 +213,13 @@ class AsyncLLMEngine:
         keys = [self._keys[one] for one in ids if one in self._keys]
         if keys and self._dead is None:
             self._home.send(Abort(tuple(keys)))
+
+    def interrupt(self, reason: str) -> None:
+        """End every request: it is aborted, and its stream raises InterruptedRequestError with the reason."""
+        keys = tuple(self._streams)
+        self._tell_all(lambda: InterruptedRequestError(reason))
+        if keys and self._dead is None:
+            self._home.send(Abort(keys))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every computed prefix and return True: no request sent later finds one."""
@@ -262,18 +258,34 @@ class AsyncLLMEngine:
         return items
 
     def _distribute(self, items: list[tuple[str, Item]]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[str, Mailbox, Item]]] = {}
         for key, item in items:
-            stream = self._streams.get(key)
-            if stream is not None:  # else it was left
-                by_loop.setdefault(stream.loop, []).append((stream, item))
+            mailbox = self._streams.get(key)
+            if mailbox is not None:  # else it was left
+                by_loop.setdefault(mailbox.loop, []).append((key, mailbox, item))
         for loop, puts in by_loop.items():
-            _put_in(loop, puts)
+            self._put_in(loop, puts)
+
+    def _put_in(
+        self, loop: asyncio.AbstractEventLoop, puts: Sequence[tuple[str, Mailbox, Item]]
+    ) -> None:
+        def run() -> None:
+            full = tuple([key for key, mailbox, item in puts if not mailbox.put(item)])
+            if full and self._dead is None:
+                logger.warning("%d streams are ended: nobody reads them", len(full))
+                self._home.send(Abort(full))
+
+        # A loop that was closed has no callers left.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(run)
 
     def _die(self, reason: str) -> None:
         self._dead = self._dead or reason
-        for stream in list(self._streams.values()):
-            _put_in(stream.loop, [(stream, self._death())])
+        self._tell_all(self._death)
+
+    def _tell_all(self, error: Callable[[], PagemillError]) -> None:
+        for key, mailbox in list(self._streams.items()):
+            self._put_in(mailbox.loop, [(key, mailbox, error())])
 
     def _death(self) -> EngineDeadError:
         return EngineDeadError(f"the engine is gone: {self._dead}; start a new one")
@@ -330,6 +342,11 @@ class AsyncLLMEngine:
         self._raise_if_dead()
         self._home.check_health()
 
+    def kill(self) -> None:
+        """End the engine at once, whatever it does just now; `shutdown` is still to be called."""
+        self._die("it was killed")
+        self._home.kill()
+
     def shutdown(self) -> None:
         """End the engine; open streams get EngineDeadError. Calling it twice is harmless."""
         self._die("it was shut down")
@@ -345,13 +362,3 @@ def _length(prompt: Any) -> int:
     if isinstance(prompt, Mapping):
         return max((_length(value) for value in prompt.values()), default=0)
     return len(prompt) if isinstance(prompt, (str, list, tuple)) else 0
-
-
-def _put_in(loop: asyncio.AbstractEventLoop, puts: Sequence[tuple[_Stream, Item]]) -> None:
-    def run() -> None:
-        for stream, item in puts:
-            stream.queue.put_nowait(item)
-
-    # A loop that was closed has no callers left.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(run)

@@ -192,6 +192,7 @@ class EngineCore:
             self.scheduler.cache_usage(),
             self.scheduler.host_tier_usage(),
             step=scheduled,
+            lost=result.lost,
             drafts=count_drafts(result),
             timings_s=seconds | result.timings_s,
         )

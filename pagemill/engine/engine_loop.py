@@ -123,6 +123,10 @@ class EngineHome(Protocol):
         """End the engine and wait for it; calling it twice is harmless."""
         ...
 
+    def kill(self) -> None:
+        """Let a `close` that waits in another thread, or comes, not wait for a step."""
+        ...
+
 
 def run_loop(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> bool:
     """Serve until a Shutdown (True), or until a step fails and EngineDead was sent (False)."""

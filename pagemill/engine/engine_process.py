@@ -27,6 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pagemill.config import EngineConfig
+from pagemill.engine.argument_checks import check_arguments
 from pagemill.engine.engine_loop import (
     EngineDead,
     FromEngine,
@@ -64,7 +65,7 @@ class _Start:
 
 def make_home(args: EngineArgs) -> tuple[ProcessHome, Tokenizer | None]:
     """Load an engine in a process of its own and, meanwhile, its tokenizer in this one."""
-    args.refuse_unsupported()
+    check_arguments(args)
     home = ProcessHome(args)
     try:
         tokenizer = read_tokenizer(args)
@@ -153,6 +154,10 @@ class ProcessHome:
             if thread is not threading.current_thread():
                 thread.join()
         self._connection.close()
+
+    def kill(self) -> None:
+        """End the child at once; `close` finds it ended."""
+        self._child.kill()
 
 
 def _ended(code: int) -> str:

@@ -73,6 +73,10 @@ class ThreadHome:
         else:
             self._finalizer()
 
+    def kill(self) -> None:
+        """Ask the loop to end: a thread cannot be ended in a step."""
+        self._inbox.put(Shutdown())
+
 
 def _run(core: EngineCore, inbox: Inbox, news: HandOver[FromEngine]) -> None:
     try:

@@ -422,18 +422,20 @@ class OutputProcessor:
         made = self._completion(state, index, sample, sample.num_sent_tokens, sample.num_sent_chars)
         sample.num_sent_tokens = len(sample.token_ids)
         sample.num_sent_chars = len(sample.text.text)
+        sample.logprobs = []  # by far the most that a request holds, and told once
         return made
 
     def _completion(
         self, state: _Request, index: int, sample: _Sample, from_token: int, from_char: int
     ) -> CompletionOutput:
         wants = state.request.params.logprobs is not None
+        num_new = len(sample.token_ids) - from_token
         return CompletionOutput(
             index=index,
             text=sample.text.text[from_char:],
             token_ids=sample.token_ids[from_token:],
             cumulative_logprob=sample.cumulative_logprob if wants else None,
-            logprobs=sample.logprobs[from_token:] if wants else None,
+            logprobs=sample.logprobs[max(0, len(sample.logprobs) - num_new) :] if wants else None,
             finish_reason=sample.finish_reason,
             stop_reason=sample.stop_reason,
             seed=state.request.sampling.seed,

@@ -94,6 +94,8 @@ class PrometheusStatLogger:
         self._swap_preemptions.inc(stats.num_swapped_out)
         self._blocks_out.inc(stats.num_blocks_out)
         self._blocks_in.inc(stats.num_blocks_in)
+        self._blocks_unwritten.inc(stats.num_blocks_unwritten)
+        self._blocks_unread.inc(stats.num_blocks_unread)
         self._blocks_copied.inc(stats.num_blocks_copied)
         self._tier_usage.set(stats.host_tier_usage)
         self._prompt_tokens.inc(stats.num_prompt_tokens)
@@ -200,6 +202,12 @@ class PrometheusStatLogger:
             "swapped_out_blocks", "KV blocks written to the host tier."
         )
         self._blocks_in = self._counter("swapped_in_blocks", "KV blocks read back from it.")
+        self._blocks_unwritten = self._counter(
+            "swapped_out_blocks_failed", "KV blocks that could not be written there."
+        )
+        self._blocks_unread = self._counter(
+            "swapped_in_blocks_failed", "KV blocks that could not be read, or were damaged there."
+        )
         self._blocks_copied = self._counter("copied_blocks", "KV blocks copied for a writer.")
         self._prompt_tokens = self._counter(
             "prompt_tokens", "Tokens of prompts that were computed or found in the prefix cache."

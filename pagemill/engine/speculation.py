@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pagemill.config import ModelConfig, SpeculativeConfig
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import ConfigError, UnknownNameError
+from pagemill.path_names import check_path
 from pagemill.speculation import PROPOSERS
 from pagemill.tokenizer.base import Tokenizer
 
@@ -74,6 +75,8 @@ def read_speculative_config(raw: Mapping[str, Any] | None) -> SpeculativeSetting
             f"speculative_config has method {method!r} and model {model!r}; give the draft model's "
             "folder, file or name as its model"
         )
+    if isinstance(model, str):
+        check_path("speculative_config: model", model)
     if raw.get("draft_tensor_parallel_size") not in (None, 1):
         raise _bad(
             "draft_tensor_parallel_size",

@@ -18,6 +18,7 @@ from pagemill.messages import (
     NO_DRAFTS,
     DraftCounts,
     FinishedStats,
+    LostMoves,
     QueueSizes,
     SchedulerOutput,
     StepOutput,
@@ -67,20 +68,32 @@ def step_stats(
     host_tier_usage: float,
     *,
     step: SchedulerOutput | None = None,
+    lost: LostMoves | None = None,
     drafts: DraftCounts = NO_DRAFTS,
     timings_s: dict[str, float] | None = None,
 ) -> StepStats:
-    """Return what the scheduler and the ranks know of a step, or of what was done between steps."""
+    """Return what the scheduler and the ranks know of a step, or of what was done between steps.
+
+    `lost`: the moves of the step that could not be done.
+    """
     step = step or SchedulerOutput(step_id=-1, scheduled=())
+    moves = step.block_moves
+    failed = frozenset(
+        () if lost is None else lost.slots
+    )  # no slot is written and read in one step
+    num_unwritten = sum([move.slot in failed for move in moves.swap_out]) if failed else 0
+    num_unread = sum([move.slot in failed for move in moves.swap_in]) if failed else 0
     return StepStats(
         queues=queues,
         kv_cache_usage=kv_cache_usage,
         num_preempted=step.num_preempted,
         num_swapped_out=step.num_swapped_out,
         prefix_lookups=step.prefix_lookups,
-        num_blocks_out=len(step.block_moves.swap_out),
-        num_blocks_in=len(step.block_moves.swap_in),
-        num_blocks_copied=len(step.block_moves.copies),
+        num_blocks_out=len(moves.swap_out) - num_unwritten,
+        num_blocks_in=len(moves.swap_in) - num_unread,
+        num_blocks_unwritten=num_unwritten,
+        num_blocks_unread=num_unread,
+        num_blocks_copied=len(moves.copies),
         host_tier_usage=host_tier_usage,
         iteration_tokens=step.num_tokens + drafts.num_drafted,
         drafts=drafts,

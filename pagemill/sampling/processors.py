@@ -33,9 +33,9 @@ class LogitsProcessor(Protocol):
 
     It takes (output_ids, logits), or (prompt_ids, output_ids, logits) when it has three parameters
     without a default: the tokens generated so far, and those of the prompt. `logits` is float32 [vocab];
-    it may be changed in place. The return value is the logits to go on with, float32 [vocab]. The result
-    must depend on the arguments alone, or the same request may answer differently in another batch. An
-    exception ends that one sequence with an error.
+    it may be changed in place. The return value is the logits to go on with, a float32 [vocab] tensor on the
+    same device: anything else is an error, not converted. The result must depend on the arguments alone, or the
+    same request may answer differently in another batch. An exception ends that one sequence with an error.
     """
 
     def __call__(self, *args: Any) -> Tensor: ...
@@ -138,12 +138,27 @@ def _run(
     if _wants_prompt(processor):
         args.insert(0, list(prompt_ids))
     result = processor(*args)
+    _check(result, args[-1])
+    logits[:] = result.detach().numpy()
+
+
+def _check(result: object, logits: Tensor) -> None:
+    """Raise for what is not float32 logits of this row: converted in silence, it would mean something else."""
     if not isinstance(result, Tensor):
         raise TypeError(
             f"a logits processor returned {type(result).__name__}; it must return the logits tensor"
         )
     if result.shape != logits.shape:
         raise ValueError(
-            f"a logits processor returned shape {tuple(result.shape)}; it must be {logits.shape}"
+            f"a logits processor returned shape {tuple(result.shape)}; it must be {tuple(logits.shape)}"
         )
-    logits[:] = result.detach().to("cpu", torch.float32).numpy()
+    for name, found, wanted in (
+        ("dtype", result.dtype, logits.dtype),
+        ("device", result.device, logits.device),
+        ("layout", result.layout, logits.layout),
+    ):
+        if found != wanted:
+            raise TypeError(
+                f"a logits processor returned a tensor with {name} {found}; it must be {wanted}, as that "
+                "of the logits it was given"
+            )

@@ -23,11 +23,17 @@ _KEPT = (
 
 
 def read_beams(
-    fields: Fields, values: dict[str, Any], given: dict[str, Any], *, streams: bool
+    fields: Fields,
+    values: dict[str, Any],
+    given: dict[str, Any],
+    renames: dict[str, str],
+    *,
+    streams: bool,
 ) -> BeamSearchParams | None:
     """Return the search that a body asks for, or None.
 
-    `given`: the sampling fields of the body; `values`: the same with defaults, max_tokens and logprobs.
+    `given`: the sampling fields of the body; `values`: the same with defaults, max_tokens and logprobs. `renames`:
+    what parameters are called in the body, `beam_names` among them.
     """
     wanted = fields.flag("use_beam_search", False)
     penalty, early = fields.take("length_penalty"), fields.take("early_stopping")
@@ -76,6 +82,9 @@ def read_beams(
             logprobs=0 if values.get("logprobs") is None else values["logprobs"],
         )
     except PagemillError as error:
-        raise to_api_error(
-            error, {"beam_width": "best_of" if "best_of" in given else "n"}
-        ) from None
+        raise to_api_error(error, renames) from None
+
+
+def beam_names(given: dict[str, Any]) -> dict[str, str]:
+    """Return what the fields of `BeamSearchParams` are called in a body with these sampling fields."""
+    return {"beam_width": "best_of" if "best_of" in given else "n"}

@@ -12,10 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pagemill.errors import RequestError
 from pagemill.messages import EngineRequest
 from pagemill.outputs import CompletionOutput, RequestOutput
-from pagemill.server.errors import ApiError, to_api_error
+from pagemill.server.errors import ApiError
 from pagemill.server.logprobs import chat_logprobs, prompt_logprobs_object
 from pagemill.server.middleware import api_key_of
 from pagemill.server.protocol import ChatRequest, read_chat
@@ -33,10 +32,7 @@ def routes(serving: Serving) -> list[Route]:
         text = await serving.render(body.messages, body.template)
         prompt = await serving.prompt(text, add_special_tokens=body.add_special_tokens)
         name = f"chatcmpl-{uuid.uuid4().hex}"
-        try:
-            ready = await serving.prepare(name, prompt, body, api_key_of(request))
-        except RequestError as error:
-            raise to_api_error(error, body.renames) from None
+        ready = await serving.prepare(name, prompt, body, api_key_of(request))
         answer = _Answer(serving, body, ready)
         if body.stream is not None:
             return EventStream(answer.events())

@@ -51,6 +51,14 @@ class EngineClient(Protocol):
         """Raise EngineDeadError when the engine is gone."""
         ...
 
+    def interrupt(self, reason: str) -> None:
+        """End every request; their streams raise InterruptedRequestError with the reason."""
+        ...
+
+    def kill(self) -> None:
+        """End the engine at once, whatever it does just now; `shutdown` is still to be called."""
+        ...
+
     def shutdown(self) -> None:
         """End the engine; calling it twice is harmless."""
         ...

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from pagemill.sampling_params import shown
+from pagemill.sampling_params import as_whole, shown
 from pagemill.server.errors import ApiError
 
 
@@ -54,8 +54,7 @@ class Fields:
         value = self.take(name)
         if value is None:
             return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        value = as_whole(value)
         in_range = (
             isinstance(value, int)
             and not isinstance(value, bool)

@@ -14,7 +14,7 @@ def listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, proto)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: of names that can be no host's
         raise ConfigError(f"host is {host!r}: {error}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -15,8 +15,8 @@ from typing import Any
 from pagemill.beam_search_params import BeamSearchParams
 from pagemill.errors import PagemillError
 from pagemill.messages import ServiceTerms
-from pagemill.sampling_params import RequestOutputKind, SamplingParams, shown
-from pagemill.server.beams import read_beams
+from pagemill.sampling_params import RequestOutputKind, SamplingParams, as_whole, shown
+from pagemill.server.beams import beam_names, read_beams
 from pagemill.server.errors import ApiError, to_api_error
 from pagemill.server.fields import Fields, wrong
 
@@ -156,7 +156,8 @@ def read_completion(data: dict[str, Any], defaults: dict[str, Any]) -> Completio
     if echo and values["max_tokens"] == 0 and values.get("prompt_logprobs") is None:
         values["prompt_logprobs"] = 0  # what makes "generate nothing" a request
     stream = _stream(fields)
-    beams = read_beams(fields, values, given, streams=stream is not None)
+    renames = beam_names(given)
+    beams = read_beams(fields, values, given, renames, streams=stream is not None)
     common = _common(fields, add_special_tokens=True)
     fields.refuse({**_REFUSED_EVERYWHERE, **_REFUSED_COMPLETIONS}, _HARMLESS)
     fields.accept(NO_MEANING)
@@ -164,7 +165,13 @@ def read_completion(data: dict[str, Any], defaults: dict[str, Any]) -> Completio
     _refuse_streamed_prompt_logprobs(data, stream)
     params = _params(values if beams is None else _shown(beams, values), stream, {})
     return CompletionRequest(
-        prompts=prompts, echo=echo, params=params, beams=beams, stream=stream, **common
+        prompts=prompts,
+        echo=echo,
+        params=params,
+        beams=beams,
+        stream=stream,
+        renames=renames,
+        **common,
     )
 
 
@@ -173,8 +180,8 @@ def read_chat(data: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
     fields = Fields(data)
     messages = _messages(fields)
     template = _template(fields)
-    renames = {"logprobs": "top_logprobs"}
     given = _sampling(fields)
+    renames = {"logprobs": "top_logprobs", **beam_names(given)}
     values = {"max_tokens": None, **defaults, **given}
     newer, older = fields.take("max_completion_tokens"), fields.take("max_tokens")
     if newer is not None and older is not None and newer != older:
@@ -189,7 +196,7 @@ def read_chat(data: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
     values["logprobs"] = _chat_logprobs(fields)
     stream = _stream(fields)
     _refuse_streamed_prompt_logprobs(data, stream)
-    beams = read_beams(fields, values, given, streams=stream is not None)
+    beams = read_beams(fields, values, given, renames, streams=stream is not None)
     common = _common(fields, add_special_tokens=False)
     fields.refuse({**_REFUSED_EVERYWHERE, **_REFUSED_CHAT}, _HARMLESS)
     fields.accept(NO_MEANING)
@@ -234,9 +241,10 @@ def read_tokenize(data: dict[str, Any]) -> TokenizeRequest:
 def read_detokenize(data: dict[str, Any]) -> DetokenizeRequest:
     """Check a detokenize body."""
     fields = Fields(data)
-    tokens = fields.take("tokens")
-    if not _is_ids(tokens):
-        raise wrong("tokens", tokens, "a list of token ids")
+    given = fields.take("tokens")
+    tokens = _ids(given)
+    if tokens is None:
+        raise wrong("tokens", given, "a list of token ids")
     skip = fields.flag("skip_special_tokens", False)
     model = fields.text("model")
     fields.end()
@@ -320,21 +328,32 @@ def _prompts(value: Any) -> list[str | list[int]]:
     wanted = "a string, a list of strings, a list of token ids, or a list of such lists"
     if value is None:
         raise ApiError(f"prompt is missing; it must be {wanted}", param="prompt")
-    if isinstance(value, str) or _is_ids(value):  # no ids at all: an empty prompt
+    if isinstance(value, str):
         return [value]
+    ids = _ids(value)
+    if ids is not None:  # no ids at all: an empty prompt
+        return [ids]
     if isinstance(value, list) and all(isinstance(v, str) for v in value):
         return list(value)
-    if isinstance(value, list) and all(_is_ids(v) for v in value):
-        return list(value)
-    raise wrong("prompt", value, wanted)
+    lists = [_ids(v) for v in value] if isinstance(value, list) else [None]
+    prompts: list[str | list[int]] = [one for one in lists if one is not None]
+    if len(prompts) < len(lists):
+        raise wrong("prompt", value, wanted)
+    return prompts
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int for v in value)
+def _ids(value: Any) -> list[int] | None:
+    """Return a list of whole numbers, or None where it is none."""
+    if not isinstance(value, list):
+        return None
+    if not all(type(v) is int for v in value):
+        value = [as_whole(v) for v in value]
+    return value if all(type(v) is int for v in value) else None
 
 
 def _larger(k: Any, other: Any) -> Any:
     """Return the count that asks for more; -1 asks for all. Wrong types pass, to be refused."""
+    k, other = as_whole(k), as_whole(other)
     if other is None or not isinstance(k, int) or not isinstance(other, int):
         return k if other is None else other
     return -1 if -1 in (k, other) else max(k, other)

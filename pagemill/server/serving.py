@@ -21,7 +21,7 @@ from pagemill.messages import EngineRequest, ServiceTerms
 from pagemill.outputs import RequestOutput
 from pagemill.server.body import read_json
 from pagemill.server.engine_client import EngineClient
-from pagemill.server.errors import ApiError
+from pagemill.server.errors import ApiError, leaving, to_api_error
 from pagemill.server.protocol import GenerationRequest, TemplateOptions
 from pagemill.server.settings import ServerArgs
 from pagemill.tokenizer.base import Tokenizer
@@ -52,6 +52,7 @@ class Serving:
         self._engine: EngineClient | None = None
         self._failure: str | None = None
         self._closing = asyncio.Event()
+        self._interrupted: str | None = None
 
     def attach(self, engine: EngineClient) -> None:
         """Take the engine, which is ready; it knows the name it serves under."""
@@ -65,6 +66,12 @@ class Serving:
     def close(self) -> None:
         """Finish what is being answered and take nothing new, bodies half sent included."""
         self._closing.set()
+
+    def interrupt(self, reason: str) -> None:
+        """End what is being answered, and what would begin to be, with an error that says why."""
+        self._interrupted = reason
+        if self._engine is not None:
+            self._engine.interrupt(reason)
 
     @property
     def engine(self) -> EngineClient:
@@ -102,12 +109,7 @@ class Serving:
             if not reading.done():
                 reading.cancel()
         if not reading.done():
-            raise ApiError(
-                "the server is leaving and takes no new requests",
-                status=503,
-                code="shutting_down",
-                headers={"Retry-After": "1"},
-            )
+            raise leaving("the server is leaving and takes no new requests")
         data = reading.result()
         _ = self.engine
         return data
@@ -179,13 +181,16 @@ class Serving:
             ready["prompt"] = prompt.text
         if body.cache_salt is not None:
             ready["cache_salt"] = body.cache_salt
-        return await self.engine.prepare(
-            ready,
-            body.beams or body.params,
-            request_id,
-            terms=self._terms(body.terms, api_key),
-            length_rule=LengthRule.STRICT,
-        )
+        try:
+            return await self.engine.prepare(
+                ready,
+                body.beams or body.params,
+                request_id,
+                terms=self._terms(body.terms, api_key),
+                length_rule=LengthRule.STRICT,
+            )
+        except RequestError as error:
+            raise to_api_error(error, body.renames) from None
 
     def _terms(self, asked: ServiceTerms, api_key: str | None) -> ServiceTerms:
         """Return what a body asks for, with the server's own timeouts where it asks for none.
@@ -204,6 +209,8 @@ class Serving:
 
     def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         """Queue a prepared request and return its outputs."""
+        if self._interrupted is not None:
+            raise leaving(self._interrupted)
         return self.engine.stream(request)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pagemill.engine.service_checks import LONGEST_S
 from pagemill.engine_args import arg
 from pagemill.errors import ConfigError
+from pagemill.path_names import check_path
 
 MAX_PORT = 65535
 
@@ -33,12 +34,26 @@ class ServerArgs:
     request_timeout: float | None = arg(
         None, "server", "seconds after which a request that is not finished gets 504; default: none"
     )
+    send_timeout: float = arg(
+        60.0,
+        "server",
+        "seconds after which a client that reads nothing of what waits for it is disconnected",
+    )
+    shutdown_timeout: float = arg(
+        20.0,
+        "server",
+        "seconds that open requests have to end after SIGTERM or SIGINT; then they are aborted",
+    )
     max_body_bytes: int = arg(
         64 * 2**20, "server", "largest request body; a larger one gets 413; default: 64MiB"
     )
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot be."""
+        for name in ("uds", "ssl_keyfile", "ssl_certfile"):
+            path = getattr(self, name)
+            if path is not None:
+                check_path(name, path)
         if not 0 <= self.port <= MAX_PORT:
             raise ConfigError(f"port is {self.port}; it must be from 0 to {MAX_PORT}")
         if self.max_body_bytes < 1:
@@ -50,6 +65,16 @@ class ServerArgs:
                     f"{name} is {seconds}; it must be a number of seconds greater than 0 and at most "
                     f"{LONGEST_S:g}, or left out for no limit"
                 )
+        if not 0 < self.send_timeout <= LONGEST_S:
+            raise ConfigError(
+                f"send_timeout is {self.send_timeout}; it must be a number of seconds greater than 0 and at "
+                f"most {LONGEST_S:g}"
+            )
+        if not 0 <= self.shutdown_timeout <= LONGEST_S:
+            raise ConfigError(
+                f"shutdown_timeout is {self.shutdown_timeout}; it must be a number of seconds from 0 to "
+                f"{LONGEST_S:g}"
+            )
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("ssl_keyfile is given without ssl_certfile; give both")
         if any(not key for key in self.api_key):

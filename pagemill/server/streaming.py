@@ -42,16 +42,17 @@ async def merge(
             async for output in only:
                 yield 0, output
         return
-    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+    # Of one place: what a slow reader leaves waits in the streams, which join it.
+    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(1)
 
     async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
         async with aclosing(stream):
             try:
                 async for output in stream:
-                    queue.put_nowait((index, output))
-                queue.put_nowait((index, None))
+                    await queue.put((index, output))
+                await queue.put((index, None))
             except Exception as error:  # handed to the reader, who raises it
-                queue.put_nowait((index, error))
+                await queue.put((index, error))
 
     tasks = [asyncio.create_task(pump(i, s)) for i, s in enumerate(streams)]
     try:

@@ -13,7 +13,7 @@ def read_template(value: str) -> str:
         return value
     try:
         return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file has
         raise ConfigError(
             f"chat_template {value!r} cannot be read: {error}; give a file, or a template with "
             "{{ }} or {% %} in it"

@@ -12,6 +12,7 @@ from pathlib import Path
 from pagemill.errors import CheckpointError, ConfigError
 from pagemill.registry import Registry
 from pagemill.tokenizer.base import Tokenizer
+from pagemill.tokenizer.library_panics import panics_as_errors
 
 # What lies at a path -> its reader.
 READERS: Registry[Callable[[Path], Tokenizer]] = Registry(
@@ -46,7 +47,8 @@ def load_tokenizer(path: str | Path, *, mode: str = "auto") -> Tokenizer:
         raise ConfigError(f"tokenizer_mode is {mode!r}; it is one of {', '.join(MODES)}")
     if not path.exists():
         raise CheckpointError(f"there is no tokenizer at {path}: no such file or folder")
-    return READERS.load("transformers" if mode == "slow" else _format_at(path))(path)
+    with panics_as_errors(path):
+        return READERS.load("transformers" if mode == "slow" else _format_at(path))(path)
 
 
 def _format_at(path: Path) -> str:

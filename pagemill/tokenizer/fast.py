@@ -18,6 +18,7 @@ from pagemill.log import get_logger
 from pagemill.tokenizer import chat_template as templates
 from pagemill.tokenizer.base import IncrementalDecoder
 from pagemill.tokenizer.decoding import WholePlan, plan_decoding
+from pagemill.tokenizer.library_panics import decoding_walled, encoding_walled
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -125,12 +126,14 @@ class FastTokenizer:
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         backend = self._backend
-        if len(text) <= LONG:
-            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            texts = [text]
-            (encoding,) = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
+        with encoding_walled():
+            if len(text) <= LONG:
+                encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                (encoding,) = backend.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )
+            ids: list[int] = encoding.ids
         return ids
 
     def decode(
@@ -150,10 +153,11 @@ class FastTokenizer:
         """Decode without a check of the ids: those without a token leave no trace."""
         ids = list(token_ids)
         text: str
-        if len(ids) <= LONG:
-            text = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        else:
-            (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        with decoding_walled(self._settings.source):
+            if len(ids) <= LONG:
+                text = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            else:
+                (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def decoder(
@@ -176,14 +180,16 @@ class FastTokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a vocabulary entry by its exact spelling."""
-        token_id: int | None = self._backend.token_to_id(token)
+        with encoding_walled():
+            token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
     def spelling(self, token_id: int) -> str | None:
         """Return the token as the vocabulary spells it; None where the id has no token."""
         if token_id < 0:
             raise ValueError(f"token id {token_id} is negative; ids begin at 0")
-        spelling: str | None = self._backend.id_to_token(token_id)
+        with decoding_walled(self._settings.source):
+            spelling: str | None = self._backend.id_to_token(token_id)
         return spelling
 
     def is_special(self, token_id: int) -> bool:

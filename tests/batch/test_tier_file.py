@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.batch.tier_file import HEADER_BYTES, TierFile
+from pagemill.batch.tier_file import HEADER_BYTES, MAGIC, TierFile
 from pagemill.errors import ConfigError
 
 SLOT = 300
@@ -135,8 +135,8 @@ def test_damage_while_the_file_is_open_is_seen(tmp_path: Path) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("size", [0, 10, 30, HEADER_BYTES - 1])
-def test_a_file_cut_in_its_header_is_begun_anew(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [0, len(MAGIC), 30, HEADER_BYTES - 1])
+def test_an_empty_file_or_one_of_ours_cut_in_its_header_is_begun(tmp_path: Path, size: int) -> None:
     path = tmp_path / "t"
     filled(path)
     os.truncate(path, size)
@@ -184,10 +184,19 @@ def test_a_file_of_another_engine_is_refused_with_what_differs(tmp_path: Path, k
 
 def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
-    path.write_text("chapter one")
-    with pytest.raises(ConfigError, match="not a file of pagemill's"):
-        lasting(path)
-    assert path.read_text() == "chapter one"
+    for content in (b"chapter one", MAGIC[:1], MAGIC[:3], MAGIC[:-1], MAGIC[:-1] + b"?", b"\0"):
+        path.write_bytes(content)
+        with pytest.raises(
+            ConfigError, match="not a file of pagemill's.*name another, or remove it"
+        ):
+            lasting(path)
+        assert path.read_bytes() == content
+    os.mkfifo(tmp_path / "pipe")
+    for special in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(ConfigError, match="no regular file"):
+            lasting(special)
+    with pytest.raises(ConfigError, match="cannot be opened: Is a directory"):
+        lasting(tmp_path)
     with pytest.raises(
         ConfigError, match="cannot be opened: .*name a file in a folder that exists"
     ):

@@ -281,7 +281,9 @@ BAD = [
     ("metrics_prefix", ""), ("model", ""), ("hf_overrides", [1]), ("logits_processors", "a:b"),
     ("logits_processors", ["no colon"]), ("debug", 1), ("served_model_name", 7),
     ("swap_space", -1.0), ("swap_space", 1e300), ("swap_space", float("inf")), ("swap_space", True), ("swap_space", "4"),
-    ("swap_dir", ""), ("kv_cache_file", 3), ("preemption_mode", "maybe"),
+    ("swap_dir", ""), ("kv_cache_file", 3), ("preemption_mode", "maybe"), ("model", "a\0b"),
+    ("kv_cache_file", "/tmp/a\0b"), ("kv_cache_file", "/tmp/\ud800"), ("swap_dir", "\0"), ("tokenizer", "a\0b"),
+    ("generation_config", "a\0b"), ("download_dir", "a\0b"),
 ]  # fmt: skip
 
 

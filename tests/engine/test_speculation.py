@@ -91,6 +91,7 @@ def test_a_model_alone_is_a_draft_model(folder: Path) -> None:
         ),
         ({"method": "suffix", "suffix_max_cached_tokens": -5}, "suffix_max_cached_tokens is -5"),
         ({"method": "draft_model"}, "has method 'draft_model' and model None; give"),
+        ({"method": "draft_model", "model": "a\0b"}, "model is 'a.*'; it must be a path"),
         ({"model": ""}, "and model ''; give"),
         ({"model": "x", "quantization": 4}, "quantization is 4; it must be a string"),
     ],

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagemill.engine.prometheus import PrometheusStatLogger, length_buckets
-from pagemill.engine.stats import LoggingStatLogger, count_drafts
-from pagemill.messages import QueueSizes, SequenceOutput, StepOutput, StepStats
+from pagemill.engine.stats import LoggingStatLogger, count_drafts, step_stats
+from pagemill.messages import (
+    BlockMoves,
+    LostMoves,
+    QueueSizes,
+    SchedulerOutput,
+    SequenceOutput,
+    StepOutput,
+    StepStats,
+    SwapIn,
+    SwapOut,
+)
 from pagemill.sampling_params import SamplingParams
 from tests.engine.harness import MAX_MODEL_LEN, StatsList, engine_config, make_engine, run, says
 
@@ -55,6 +65,29 @@ def test_five_aborts_show_as_five_and_every_start_has_an_end() -> None:
     assert seen["pagemill:request_prompt_tokens_sum"] == 15 + 3 + 1 + 3
     assert seen["pagemill:num_requests_running"] == 0
     assert seen["pagemill:kv_cache_usage_perc"] == 0
+
+
+@pytest.mark.parametrize(
+    ("lost", "expected"),
+    [
+        (None, (4, 2, 0, 0)),
+        (LostMoves(slots=(2, 3), ends_tier=True), (2, 2, 2, 0)),
+        (LostMoves(blocks=(9,), slots=(11, 0)), (3, 1, 1, 1)),
+    ],
+)
+def test_moves_that_were_not_done_are_counted_apart(
+    lost: LostMoves | None, expected: tuple[int, ...]
+) -> None:
+    moves = BlockMoves(
+        swap_out=tuple(SwapOut(block, slot=block) for block in range(4)),
+        swap_in=(SwapIn(slot=10, block=8), SwapIn(slot=11, block=9)),
+    )
+    step = SchedulerOutput(step_id=0, scheduled=(), block_moves=moves)
+    logger = prometheus()
+    logger.record(step_stats(QueueSizes(0, 0), 0.0, 0.0, step=step, lost=lost))
+    seen = values(logger)
+    names = [f"swapped_{way}_blocks{end}_total" for end in ("", "_failed") for way in ("out", "in")]
+    assert tuple(seen[f"pagemill:{name}"] for name in names) == expected
 
 
 def test_expired_requests_show_by_deadline() -> None:

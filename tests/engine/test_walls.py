@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from pagemill.core import step_results
 from pagemill.core.policies import fcfs
 from pagemill.core.roster import Roster
 from pagemill.core.sequence import Sequence
+from pagemill.core.sequence_queue import SequenceQueue
 from pagemill.engine import sample_text
 from pagemill.engine.async_engine import AsyncLLMEngine
+from pagemill.engine.engine_core import EngineCore
 from pagemill.engine.engine_thread import ThreadHome
 from pagemill.engine.llm_engine import LLMEngine
 from pagemill.engine.output_processor import OutputProcessor
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.tokenizer.fast import FastTokenizer, TokenizerSettings
 from tests.engine.harness import (
     StatsList,
     assert_core_clean,
     engine_config,
     make_core,
     make_engine,
+    make_executor,
     run,
 )
 from tests.fakes.byte_tokenizer import EOS_ID, ByteTokenizer
@@ -180,9 +186,11 @@ def test_an_error_on_one_request_ends_that_request_alone(
     check_goes_on(engine, executor)
 
 
-def check_goes_on(engine: LLMEngine, executor: Any) -> None:
-    engine.add_request(BAD, BAD, SamplingParams(temperature=0.0, max_tokens=9))
-    assert run(engine)[-1].outputs[0].text == f"{BAD}abc"
+def check_goes_on(engine: LLMEngine, executor: Any, said: list[int] | None = None) -> None:
+    name = "a" if said else BAD
+    engine.add_request(name, name, SamplingParams(temperature=0.0, max_tokens=9))
+    expected = bytes(said).decode() if said else f"{BAD}abc"
+    assert run(engine)[-1].outputs[0].text == expected
     assert len(executor.rows) <= 1  # every other row has gone
 
 
@@ -207,6 +215,91 @@ def test_an_error_of_the_policy_while_blocks_run_short_ends_that_request_alone(
     assert sum(step.num_preempted for step in executor.steps) > 0
     assert finals["z"].outputs[0].finish_reason == "error"
     assert all(finals[name].outputs[0].token_ids == [*range(32, 72)] for name in "abd")
+
+
+class BadQueue(SequenceQueue):
+    """A policy's queue that fails on one request: `mode` says when."""
+
+    mode = ""
+
+    def add(self, sequence: Sequence) -> None:
+        """Fail when the request comes back."""
+        if self.mode == "add" and is_bad_group(sequence.group) and sequence.num_preemptions:
+            raise PlantedError("planted")
+        super().add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Fail when the request is to begin, or to begin again."""
+        if self.mode == "remove" and is_bad_group(sequence.group):
+            raise PlantedError("planted")
+        super().remove(sequence)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Fail behind the first, or name somebody twice, or nobody."""
+        for count, sequence in enumerate(super().__iter__()):
+            yield sequence
+            if self.mode == "twice":
+                yield sequence
+            if self.mode == "iterate" and count:
+                raise PlantedError("planted")
+            if self.mode == "forget":
+                return
+
+
+class OddKeys(fcfs.FirstComeFirstServed):
+    """A policy with a key that cannot be compared."""
+
+    mode = ""
+
+    def running_key(self, sequence: Sequence) -> Any:
+        """Return what is no key."""
+        key = {"none": None, "text": ("a",), "nan": (float("nan"),)}[self.mode]
+        return key if is_bad_group(sequence.group) else super().running_key(sequence)
+
+    victim_key = running_key
+
+
+def crowd() -> dict[str, RequestOutput]:
+    """Run four requests in a pool that is too small for them; return their ends."""
+    engine, executor = make_engine(lambda prompt, sample: [*range(32, 72)], num_blocks=24)
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    for name in "abzd":
+        engine.add_request(name, name * 8, params)
+    finals = {o.request_id: o for o in run(engine) if o.finished}
+    assert sum(step.num_preempted for step in executor.steps) > 0
+    check_goes_on(engine, executor, [*range(32, 41)])
+    return finals
+
+
+@pytest.mark.parametrize("mode", ["add", "remove", "iterate", "twice", "forget"])
+def test_an_error_of_the_policy_s_queue_costs_the_request_alone_and_never_the_engine(
+    mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(BadQueue, "mode", mode)
+    monkeypatch.setattr(fcfs, "SequenceQueue", BadQueue)
+    finals = crowd()
+    ends = {name: o.outputs[0].finish_reason for name, o in finals.items()}
+    blamed = mode in ("add", "remove")  # else nobody in particular
+    assert ends == dict.fromkeys("abd", "length") | {"z": "error" if blamed else "length"}
+    assert all(finals[name].outputs[0].token_ids == [*range(32, 72)] for name in "abd")
+    if blamed:
+        assert "PlantedError: planted" in (finals["z"].error or "")
+    assert any(r.exc_info for r in caplog.records) == (blamed or mode == "iterate")
+
+
+@pytest.mark.parametrize("mode", ["none", "text", "nan"])
+def test_a_key_that_cannot_be_compared_ends_its_request_alone(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OddKeys, "mode", mode)
+    monkeypatch.setattr(fcfs, "FirstComeFirstServed", OddKeys)
+    engine, _ = make_engine(say)
+    for name in ("a", BAD, "d"):
+        engine.add_request(name, name, SamplingParams(temperature=0.0, max_tokens=9))
+    finals = {o.request_id: o.outputs[0] for o in run(engine) if o.finished}
+    assert {name: o.finish_reason for name, o in finals.items()} == {
+        "a": "stop", BAD: "error", "d": "stop",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
@@ -243,3 +336,30 @@ def test_streams_of_other_requests_go_on(
     assert sorted(f.finish_reason for s in stats.steps for f in s.finished) == [
         "error", "stop", "stop", "stop",
     ]  # fmt: skip
+
+
+def test_a_panic_of_the_tokenizers_library_ends_the_request_that_it_meets() -> None:
+    backend = Backend(models.WordLevel({chr(i): i for i in range(256)}, unk_token="?"))
+    backend.decoder = decoders.CTC()  # text is made as a whole, at the end
+    tokenizer = FastTokenizer(backend, TokenizerSettings("a test"))
+    tokenizer.backend.decoder = decoders.Strip("z", 0, 2)  # panics on a token that is one z
+    config = engine_config()
+    executor = make_executor(lambda prompt, sample: [*prompt, EOS_ID], 64, config)
+    core = EngineCore(config, executor, tokenizer, counts=True)
+    engine = AsyncLLMEngine(ThreadHome(core), tokenizer, stat_loggers=[])
+
+    async def collect(prompt: str) -> RequestOutput:
+        params = SamplingParams(temperature=0.0, max_tokens=20)
+        outputs = [o async for o in engine.generate([ord(c) for c in prompt], params)]
+        return outputs[-1]
+
+    async def body() -> None:
+        told = await asyncio.wait_for(asyncio.gather(*map(collect, ("abc", BAD, "de"))), 30)
+        assert [o.outputs[0].finish_reason for o in told] == ["stop", "error", "stop"]
+        assert "the tokenizers library fails" in (told[1].error or "")
+        assert (told[0].outputs[0].text, told[2].outputs[0].text) == ("abc", "de")
+        assert (await collect("on")).outputs[0].text == "on"
+
+    asyncio.run(body())
+    engine.shutdown()
+    assert_core_clean(core)

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.server.harness import until
+import httpx
+
+from tests.server.harness import Running, until
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120.0
@@ -93,6 +95,15 @@ def ready(*words: str) -> Iterator[Serve]:
     with started(*words) as serve:
         until(serve.is_ready, START_TIMEOUT_S)
         yield serve
+
+
+@contextmanager
+def asked_of(serve: Serve) -> Iterator[Running]:
+    """Put the questions that the harness asks a server to the real one."""
+    with httpx.Client(base_url=serve.url, timeout=60) as http:
+        running = Running.__new__(Running)
+        running.url, running.port, running.http = serve.url, serve.port, http
+        yield running
 
 
 def _read(serve: Serve) -> None:

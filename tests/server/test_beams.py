@@ -11,9 +11,11 @@ import pytest
 from pagemill import LLM, BeamSearchParams
 from pagemill.server.errors import ApiError
 from pagemill.server.protocol import read_chat, read_completion
+from tests.server.harness import Running
 from tests.server.real_serve import Serve
 
 BODY = {"prompt": "x", "use_beam_search": True}
+CHAT = {"messages": [{"role": "user", "content": "x"}], "use_beam_search": True}
 
 
 def test_best_of_is_the_width_and_n_what_comes_back() -> None:
@@ -75,6 +77,42 @@ def test_what_beams_cannot_have_is_named(fields: dict[str, Any], named: str) -> 
     with pytest.raises(ApiError) as caught:
         read_completion({**BODY, **fields}, {})
     assert caught.value.param == named
+    assert "beam_width" not in caught.value.message
+    if named in ("n", "best_of"):
+        assert caught.value.message.startswith(f"{named} is ")
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    fields = {"n": 2.0, "best_of": 4.0, "max_tokens": 5.0, "stop_token_ids": [3.0]}
+    read = read_completion({**BODY, **fields}, {})
+    assert read.beams == BeamSearchParams(
+        beam_width=4, n=2, max_tokens=5, stop_token_ids=[3], logprobs=0
+    )
+    for wrong in (2.5, "2", True):
+        with pytest.raises(ApiError, match="^n is "):
+            read_completion({**BODY, "n": wrong}, {})
+
+
+def test_a_width_that_the_vocabulary_cannot_give_is_named_as_the_body_names_it(
+    server: Running,
+) -> None:
+    for path, more in (("completions", BODY), ("chat/completions", CHAT)):
+        for given in ({"n": 200}, {"best_of": 200}):
+            answer = server.post(f"/v1/{path}", {**more, **given})
+            error = answer.json()["error"]
+            assert answer.status_code == 400
+            assert error["param"] == next(iter(given))
+            assert error["message"].startswith(f"{error['param']} is 200; with the 260 tokens")
+
+
+def test_a_field_of_chat_has_its_own_name_in_errors() -> None:
+    for fields, named in (
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"logprobs": True, "top_logprobs": -5}, "top_logprobs"),
+    ):
+        with pytest.raises(ApiError, match=f"^{named} is ") as caught:
+            read_chat({**CHAT, **fields}, {})
+        assert caught.value.param == named
 
 
 def test_the_official_client_gets_the_beams_of_offline_search(

@@ -56,6 +56,34 @@ def test_any_body_is_read_or_refused_as_the_clients_fault(
         assert error.message
 
 
+def test_a_number_without_a_fraction_is_whole_however_it_is_written() -> None:
+    names = ("n", "best_of", "max_tokens", "min_tokens", "top_k", "seed", "logprobs")
+    fields: dict[str, Any] = {name: 3 for name in names}
+    fields |= {"truncate_prompt_tokens": 3, "prompt_logprobs": 5, "priority": 3, "echo": True}
+    fields |= {"stop_token_ids": [3, 4], "allowed_token_ids": [5, 6], "prompt": [7, 8]}
+    written = {
+        name: [float(v) for v in value]
+        if isinstance(value, list)
+        else value
+        if value is True
+        else float(value)
+        for name, value in fields.items()
+    }
+    assert read_completion(written, {}) == read_completion(fields, {})
+    several = read_completion({"prompt": [[1.0, 2], [3.0]]}, {}).prompts
+    assert several == [[1, 2], [3]] and all(type(i) is int for one in several for i in one)
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+    for name in ("max_tokens", "max_completion_tokens", "top_logprobs"):
+        assert read_chat({**chat, name: 4.0}, {}) == read_chat({**chat, name: 4}, {})
+    assert read_detokenize({"tokens": [1.0, 2]}).tokens == [1, 2]
+    for name in (*fields, "top_logprobs", "max_completion_tokens"):
+        if name != "echo":
+            with pytest.raises(ApiError, match=name):
+                part = [1.5] if isinstance(fields.get(name), list) else 1.5
+                read = read_chat if name.startswith(("top_l", "max_c")) else read_completion
+                read({**(chat if read is read_chat else {"prompt": "x"}), name: part}, {})
+
+
 def test_stream_chooses_the_kind_of_output() -> None:
     whole = read_completion({"prompt": "x"}, {})
     assert whole.params.output_kind is RequestOutputKind.FINAL_ONLY

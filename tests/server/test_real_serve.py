@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from tests.server.harness import Running, until
-from tests.server.real_serve import ROOT, Serve, ready, started
+from tests.server.real_serve import ROOT, Serve, asked_of, ready, started
 from tests.server.test_serving import raw_request, send_half_a_body
 
 COMPLETIONS = "/v1/completions"
@@ -34,10 +34,7 @@ def client(serve: Serve) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def server(serve: Serve) -> Iterator[Running]:
-    """The questions that the harness asks a server, put to the real one."""
-    with httpx.Client(base_url=serve.url, timeout=60) as http:
-        running = Running.__new__(Running)
-        running.url, running.port, running.http = serve.url, serve.port, http
+    with asked_of(serve) as running:
         yield running
         running.wait_idle()
 

@@ -34,14 +34,18 @@ def slow() -> Iterator[Running]:
 
 
 def raw_request(port: int, body: dict[str, Any], path: str = COMPLETIONS) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    send_request(client, body, path)
+    return client
+
+
+def send_request(client: socket.socket, body: dict[str, Any], path: str = COMPLETIONS) -> None:
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\n\r\n"
     )
-    client = socket.create_connection(("127.0.0.1", port), timeout=10)
     client.sendall(head.encode() + content)
-    return client
 
 
 @pytest.mark.parametrize("stream", [True, False])

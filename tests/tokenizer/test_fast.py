@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from pagemill.errors import RequestError
+from pagemill.errors import CheckpointError, RequestError
 from pagemill.tokenizer.decoding import byte_level_alphabet
 from pagemill.tokenizer.fast import LONG, FastTokenizer, TokenizerSettings
 
@@ -191,3 +192,30 @@ def test_other_threads_run_while_a_long_text_is_encoded_or_decoded() -> None:
         ended.set()
         ticker.join()
         assert len(ticks) > 10
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_request_that_it_was_asked_for() -> None:
+    tokenizer = _tokenizer()
+    told = json.loads(_backend().to_str())
+    told["post_processor"]["single"][0]["SpecialToken"]["id"] = "<gone>"
+    tokenizer.backend.post_processor = Tokenizer.from_str(json.dumps(told)).post_processor
+    for text in ("a", "a" * (LONG + 1)):
+        with pytest.raises(RequestError, match="the tokenizers library fails on it") as caught:
+            tokenizer.encode(text)
+        assert caught.value.param == "prompt"
+        assert tokenizer.encode(text, add_special_tokens=False) == list(text.encode())
+
+    backend = _backend()
+    backend.decoder = decoders.CTC()  # one whose text is made as a whole
+    tokenizer = FastTokenizer(backend, TokenizerSettings("a test"))
+    tokenizer.backend.decoder = decoders.Strip("a", 0, 2)  # panics on a text of one a
+    decoder = tokenizer.decoder()
+    decoder.push(ord("a"))
+    for decode in (
+        lambda: tokenizer.decode([ord("a")]),
+        lambda: tokenizer.decode([ord("a")] * (LONG + 1)),
+        decoder.flush,
+    ):
+        with pytest.raises(CheckpointError, match="tokenizer of a test .*library fails on them"):
+            decode()
+    assert tokenizer.decode([ord("b")]) == "b"

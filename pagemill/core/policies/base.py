@@ -18,6 +18,13 @@ from pagemill.core.sequence import Sequence, SequenceGroup
 Key = tuple[float, ...]
 
 
+def checked_key(key: Key) -> Key:
+    """Return a key that can be sorted by; TypeError for any other, which would mix up the order of all."""
+    if isinstance(key, tuple) and all(isinstance(x, (int, float)) and x == x for x in key):
+        return key
+    raise TypeError(f"a policy gave the key {key!r}; a key is a tuple of numbers, none of them NaN")
+
+
 class PrefixIndex(Protocol):
     """What a policy may ask of the prefix cache."""
 

@@ -4,15 +4,19 @@ What a policy raises while a request arrives goes through: nothing is queued yet
 then on others may have been planned beside the request and on its blocks, so it runs to the end of the step, under
 a key behind all others, and ends when the results are taken in. Made by the scheduler around whatever policy
 was chosen.
+
+The same holds for its queue of the waiting, where a sequence comes back after a preemption. A queue that fails while
+it is gone through fails on nobody in particular: it is given up, and the waiting are served in order of arrival.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from pagemill.core.policies.base import Key, Policy, WaitingQueue
+from pagemill.core.policies.base import Key, Policy, WaitingQueue, checked_key
 from pagemill.core.sequence import Sequence, SequenceGroup
+from pagemill.core.sequence_queue import SequenceQueue
 from pagemill.log import get_logger
 
 logger = get_logger(__name__)
@@ -26,8 +30,8 @@ class WalledPolicy:
         self._broken: dict[int, tuple[SequenceGroup, Exception]] = {}  # by number of the group
 
     def make_queue(self) -> WaitingQueue:
-        """Return the policy's queue."""
-        return self._policy.make_queue()
+        """Return the policy's queue, walled too."""
+        return WalledQueue(self._policy.make_queue(), self._break)
 
     def running_key(self, sequence: Sequence) -> Key:
         """Return the policy's key."""
@@ -62,7 +66,7 @@ class WalledPolicy:
 
     def _key(self, make: Callable[[Sequence], Key], sequence: Sequence) -> Key:
         try:
-            return make(sequence)
+            return checked_key(make(sequence))
         except Exception as error:
             self._break(sequence.group, error)
             return (math.inf, sequence.seq_id)
@@ -71,3 +75,72 @@ class WalledPolicy:
         if group.number not in self._broken:
             logger.exception("the policy failed on request %s, which will end", group.request_id)
             self._broken[group.number] = (group, error)
+
+
+class WalledQueue:
+    """A `WaitingQueue` that knows by itself who is in it, whatever the policy's queue does.
+
+    `fail` is told of the request that the policy's queue has failed on.
+    """
+
+    def __init__(
+        self, queue: WaitingQueue, fail: Callable[[SequenceGroup, Exception], None]
+    ) -> None:
+        self._queue = queue
+        self._fail = fail
+        self._members: dict[int, Sequence] = {}
+        self._strays: set[int] = set()  # members that the policy's queue did not take
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Yield each member once, in the policy's order; those that it leaves out come last."""
+        seen: set[int] = set()
+        try:
+            for sequence in self._queue:
+                seq_id = sequence.seq_id
+                if seq_id in self._members and seq_id not in seen:
+                    seen.add(seq_id)
+                    yield sequence
+        except Exception:
+            self._give_up()
+        if len(seen) < len(self._members):
+            left = [s for seq_id, s in self._members.items() if seq_id not in seen]
+            yield from sorted(left, key=_arrival)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take one in. It raises for a request that arrives; one that is here already ends with the step."""
+        try:
+            self._queue.add(sequence)
+        except Exception as error:
+            if not sequence.group.sequences:
+                raise
+            self._fail(sequence.group, error)
+            self._strays.add(sequence.seq_id)
+        self._members[sequence.seq_id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take one out that is queued."""
+        del self._members[sequence.seq_id]
+        if sequence.seq_id in self._strays:
+            self._strays.remove(sequence.seq_id)
+            return
+        try:
+            self._queue.remove(sequence)
+        except Exception as error:
+            self._fail(sequence.group, error)
+
+    def _give_up(self) -> None:
+        """Go on without the policy's queue, which has raised."""
+        logger.exception(
+            "the policy's queue failed; from here on the waiting are served in order of arrival"
+        )
+        self._queue = SequenceQueue(_arrival)
+        for sequence in self._members.values():
+            self._queue.add(sequence)
+        self._strays.clear()
+
+
+def _arrival(sequence: Sequence) -> Key:
+    return (sequence.group.number, sequence.seq_id)

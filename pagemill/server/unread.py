@@ -1,0 +1,74 @@
+"""Clients that ask and do not read: what waits for one is kept for a while, then its connection is closed.
+
+An answer that nobody reads stays in its connection's buffer, and the request behind a stream goes on: its
+events wait in `send`, its outputs are joined into one (`engine.mailbox`). Closing the connection ends the request as
+any client's leaving does, and frees its blocks. A client that reads, however slowly, changes the amount that waits
+and is left alone. Whole answers, and those that were over before the connection was closed, count alike.
+
+Owned by `launch`, which lets it look at all connections of the HTTP server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from pagemill.log import get_logger
+
+logger = get_logger(__name__)
+
+_LONGEST_PAUSE_S = 1.0  # between two looks
+
+
+class Connection(Protocol):
+    """What is asked of a connection; the HTTP server's are protocols of asyncio."""
+
+    transport: asyncio.Transport
+
+
+class UnreadWatch:
+    """Closes connections on which something waits, and nothing was read for `timeout_s` seconds."""
+
+    def __init__(
+        self,
+        connections: Collection[Connection],
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connections = connections
+        self._timeout_s = timeout_s
+        self._clock = clock
+        # The bytes that wait on a connection, and since when they are as many.
+        self._waiting: dict[Connection, tuple[int, float]] = {}
+
+    async def run(self) -> None:
+        """Look again and again; ends by being cancelled."""
+        pause_s = min(_LONGEST_PAUSE_S, self._timeout_s / 4)
+        while True:
+            await asyncio.sleep(pause_s)
+            self.look()
+
+    def look(self) -> None:
+        """Close those whose time is over."""
+        now = self._clock()
+        waiting: dict[Connection, tuple[int, float]] = {}
+        for connection in list(self._connections):
+            size = connection.transport.get_write_buffer_size()
+            if size == 0:
+                continue
+            known, since = self._waiting.get(connection, (0, now))
+            if known != size:
+                since = now
+            elif now - since >= self._timeout_s:
+                logger.warning(
+                    "closing a connection: %d bytes wait for its client, which has read nothing for %.3g s "
+                    "(--send-timeout)",
+                    size,
+                    now - since,
+                )
+                connection.transport.abort()
+                continue
+            waiting[connection] = (size, since)
+        self._waiting = waiting
