@@ -27,7 +27,9 @@ from tests.e2e.worlds import Engines
 from tests.ops.conftest import needs_extension
 
 pytestmark = needs_extension
-AHEAD = {"async_scheduling": True}
+AHEAD: dict[str, Any] = {"async_scheduling": True}
+# Every token fills a block, and there are too few of them.
+FILLING = {**CACHED, **CROWDED, **AHEAD, "block_size": 1, "num_blocks": 64}
 
 
 # ------------------------------------------------------------ the plan
@@ -218,14 +220,12 @@ def _stale_token(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS = {
     "stop-seen-late": Fault(_stop_seen_late, AHEAD),
-    "unknown-token-named": Fault(
-        _named_unknown, {**CACHED, **CROWDED, **AHEAD, "block_size": 1, "num_blocks": 64}
-    ),
+    "unknown-token-named": Fault(_named_unknown, FILLING),
     "window-let-go-a-step-early": Fault(
         _let_go_a_step_early, {**AHEAD, "family": "mistral", "block_size": 1}
     ),
     "taken-while-held-up": Fault(_taken_while_held_up, {**CROWDED, **AHEAD}),
-    "sealed-though-lost": Fault(_sealed_though_lost, {**CACHED, **CROWDED, **AHEAD}),
+    "sealed-though-lost": Fault(_sealed_though_lost, FILLING),
     "planned-behind-moves": Fault(_planned_behind_moves, {**SWAPPED, **AHEAD}),
     "scores-of-the-next-chunk-lost": Fault(_scores_of_the_next_chunk_lost, {**CHUNKED, **AHEAD}),
     "draw-of-the-step-before": Fault(_draw_of_the_step_before, AHEAD),
