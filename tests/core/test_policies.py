@@ -326,11 +326,11 @@ def test_what_is_said_by_one_request_brings_those_forward_that_begin_with_it(
     sim.step()
     sim.add(make_request("other", document(1, 1), max_tokens=1))
     sim.add(make_request("after", (*first.prompt_token_ids, *said, 5), max_tokens=1))
-    queue = sim.scheduler._roster.waiting
+    queue = sim.scheduler._policy._policy._queue  # type: ignore[attr-defined]
     while len(sim.samples["first"]) == 0 or len(sim.samples["first"][0].token_ids) < 20:
         sim.step()
     names = [sequence.group.request_id for sequence in queue]
-    depths = [queue._depths[sequence.seq_id] for sequence in queue]  # type: ignore[attr-defined]
+    depths = [queue._depths[sequence.seq_id] for sequence in queue]
     num_said = len(sim.samples["first"][0].token_ids)
     assert names[0] == "after"
     assert depths[0] >= (23 + num_said - 1) // 4
