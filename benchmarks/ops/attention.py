@@ -38,16 +38,21 @@ QWEN = AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=128, scale=128**-0.5
 WINDOW = AttentionSpec(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125, sliding_window=128)
 
 
-def make_batch(contexts: list[int], counts: list[int], seed: int = 0) -> AttentionBatch:
-    """Return a step with blocks in random order."""
+def make_batch(
+    contexts: list[int], counts: list[int], seed: int = 0, num_shared: int = 0
+) -> AttentionBatch:
+    """Return a step with blocks in random order; all sequences share those of `num_shared` tokens."""
+    common = num_shared // BLOCK_SIZE
     lengths = [context + count for context, count in zip(contexts, counts, strict=True)]
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
     order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(seed))
     tables = torch.zeros(len(counts), max(blocks), dtype=torch.int64)
     slots, starts, used = [], [0], 0
     for i, count in enumerate(counts):
-        tables[i, : blocks[i]] = order[used : used + blocks[i]]
-        used += blocks[i]
+        own = blocks[i] - common
+        tables[i, :common] = order[:common]
+        tables[i, common : blocks[i]] = order[common + used : common + used + own]
+        used += own
         positions = torch.arange(contexts[i], lengths[i])
         slots.append(tables[i, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
         starts.append(starts[-1] + count)
@@ -184,6 +189,17 @@ def main() -> None:
         ("decode 1 x 2048, Qwen3 0.6B", QWEN, make_batch([2047], [1])),
         ("decode 1 x 8192, Qwen3 0.6B", QWEN, make_batch([8191], [1])),
         ("decode 16 x 2048, Qwen3 0.6B", QWEN, make_batch([2047] * 16, [1] * 16)),
+        ("decode 16 x 576, Qwen3 0.6B", QWEN, make_batch([575] * 16, [1] * 16)),
+        (
+            "decode 16 x 576, 512 shared",
+            QWEN,
+            make_batch([575] * 16, [1] * 16, num_shared=512),
+        ),
+        (
+            "decode 16 x 2048, 1984 shared",
+            QWEN,
+            make_batch([2047] * 16, [1] * 16, num_shared=1984),
+        ),
         ("prefill 512", SPEC, make_batch([0], [512])),
         ("prefill 2048", SPEC, make_batch([0], [2048])),
         ("prefill 2048, Llama 1B", LLAMA, make_batch([0], [2048])),

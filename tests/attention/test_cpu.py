@@ -199,3 +199,38 @@ def test_soft_cap_is_right_from_tiny_to_huge_scores(kernels: str) -> None:
     cache = _cache(kernels, spec, PAIRS[0], 16, 0)
     rows = cache.step([_placed(cache, seq)], [256])[0]
     assert (rows.double() - attend_whole(spec, seq.q, seq.k, seq.v)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtypes", [PAIRS[1], PAIRS[3]], ids=str)
+def test_sequences_that_share_blocks_have_the_rows_they_have_alone(
+    kernels: str, dtypes: tuple[torch.dtype, torch.dtype], shape: dict[str, Any]
+) -> None:
+    spec, common = _spec(shape), 288
+    first = _sequence(spec, 400, dtypes[0], 0)
+    seqs = [first]
+    for seed in (1, 2, 3):
+        seq = _sequence(spec, 320 + 20 * seed, dtypes[0], seed)
+        for name in ("q", "k", "v"):
+            getattr(seq, name)[:common] = getattr(first, name)[:common]
+        seqs.append(seq)
+    seqs.append(_sequence(spec, 330, dtypes[0], 9))  # a stranger among them
+    native.required().set_num_threads(2)
+    whole = []
+    for seq in seqs:
+        cache = _cache(kernels, spec, dtypes, 16, 1)
+        whole += cache.step([_placed(cache, seq)], [len(seq.q)])
+
+    cache = _cache(kernels, spec, dtypes, 16, 2)
+    placed = [_placed(cache, seq) for seq in seqs]
+    counts = [common, 0, 0, 0, 317]
+    cache.step(placed, counts)
+    for sharer in placed[1:4]:
+        sharer.blocks[: common // 16] = placed[0].blocks[: common // 16]
+        sharer.done = common
+    order = [2, 4, 0, 3, 1]  # strangers between sharers
+    for wanted in ([1] * 5, [1, 7, 1, 30, 1], [1] * 5):
+        before = [placed[i].done for i in order]
+        rows = cache.step([placed[i] for i in order], wanted)
+        for i, start, got in zip(order, before, rows, strict=True):
+            assert torch.equal(_bits(got), _bits(whole[i][start : start + len(got)]))
