@@ -1,4 +1,4 @@
-"""Writes a Hugging Face folder of bfloat16 weights as a .gguf file of the same bits.
+"""Writes a Hugging Face folder of bfloat16 or float32 weights as a .gguf file of the same bits.
 
 For random models of the families qwen3 and llama, without a vocabulary: engines are measured on token
 ids. Called by `benchmarks.random_models`. The format: GGUF's specification and llama.cpp's names.
@@ -72,7 +72,7 @@ def _add(writer: gguf.GGUFWriter, config: dict[str, Any], name: str, tensor: tor
             tensor = _interleave(tensor, config[heads[kind]])
     else:
         target = {"embed_tokens": "token_embd", "norm": "output_norm"}[part[1]] + ".weight"
-    if tensor.ndim == 1:
+    if tensor.ndim == 1 or tensor.dtype == torch.float32:
         writer.add_tensor(target, tensor.float().numpy())
     else:
         bits = tensor.contiguous().view(torch.uint8).numpy()

@@ -7,8 +7,9 @@ Wonderland" (1865) less its last lines, in windows of 512 tokens that start anew
 text, and the mean Kullback-Leibler divergence of a format's next-token distribution from that of the same weights in
 float32, over all positions. A format is DTYPE, QUANTIZATION (then in bfloat16) or QUANTIZATION/DTYPE, and may end in +int8kv for an
 int8 KV cache. `--stored` takes checkpoints of the same model in other formats, which are kept as they are, activations in bfloat16
-(`benchmarks.stored_formats` writes them). `--encoder` is a folder with a model.safetensors in float32, such as all-MiniLM-L6-v2's:
-of its matrices, all together, the relative error of the weights and of products with normal activations.
+(`benchmarks.stored_formats` and `tests/data/quantized/make.py` write them). `--encoder` is a folder with a model.safetensors in float32, such as all-MiniLM-L6-v2's:
+of its matrices, all together, the relative error of the weights and of products with normal activations. `--model "" --encoder-llama FOLDER --stored PATH ...`
+is the same for checkpoints of such matrices in other formats (`benchmarks.encoder_as_llama` puts them in a Llama's places); products in float32.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from pagemill.attention.base import AttentionBatch, StepAttention
 from pagemill.batch.kv_store import KVStore
 from pagemill.checkpoint import open_checkpoint
 from pagemill.checkpoint.safetensors_files import SafetensorsCheckpoint
+from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
 from pagemill.engine.resolve import resolve_engine
 from pagemill.engine_args import EngineArgs
@@ -35,6 +38,7 @@ from pagemill.layers.linear import Linear
 from pagemill.models.blocks import DecoderLM
 from pagemill.models.loader import load_model
 from pagemill.quant import QUANT_METHODS
+from pagemill.tokenizer.base import Tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
 WINDOW = 512
@@ -65,28 +69,38 @@ class Setting:
 _AS_STORED = Setting("auto", "bfloat16", "auto")
 
 
+def load(
+    model: str, setting: Setting, **further: Any
+) -> tuple[EngineConfig, Tokenizer | None, DecoderLM]:
+    """Return a loaded model, its configuration and its tokenizer; `further` engine arguments."""
+    args = EngineArgs(
+        model=model, quantization=setting.quantization, dtype=setting.dtype,
+        kv_cache_dtype=setting.kv_cache_dtype, max_model_len=WINDOW,
+        **further,
+    )  # fmt: skip
+    config, tokenizer = resolve_engine(args)
+    device = DEVICES.load(config.device.device)()
+    device.configure(config.device.num_threads)
+    loaded = load_model(
+        config.model,
+        device=device.torch_device,
+        checkpoint=open_checkpoint(config.model.path),
+        dense=device.dense_weights,
+    )
+    return config, tokenizer, loaded
+
+
 class Scored:
     """A loaded model and the hidden states of the text."""
 
     def __init__(self, model: str, setting: Setting, windows: list[list[int]] | None) -> None:
-        args = EngineArgs(
-            model=model, quantization=setting.quantization, dtype=setting.dtype,
-            kv_cache_dtype=setting.kv_cache_dtype, max_model_len=WINDOW,
-        )  # fmt: skip
-        config, tokenizer = resolve_engine(args)
-        assert tokenizer is not None
+        config, tokenizer, self.model = load(model, setting)
         if windows is None:
+            assert tokenizer is not None
             ids = list(tokenizer.encode(TEXT.read_text(encoding="utf-8")))
             windows = [ids[i : i + WINDOW] for i in range(0, len(ids) - 1, WINDOW)]
         self.windows = windows
         device = DEVICES.load(config.device.device)()
-        device.configure(config.device.num_threads)
-        self.model: DecoderLM = load_model(
-            config.model,
-            device=device.torch_device,
-            checkpoint=open_checkpoint(config.model.path),
-            dense=device.dense_weights,
-        )
         self._backend = BACKENDS.load(device.attention_backend)()
         self._kv = KVStore(
             self._backend,
@@ -188,6 +202,45 @@ def error_table(folder: str, formats: list[str]) -> Iterator[str]:
         yield f"| {name} | {errors[0]:.5f} | {errors[1]:.5f} |"
 
 
+def stored_error_table(model: str, stored: list[str]) -> Iterator[str]:
+    """Yield the lines of the table on the matrices of checkpoints of `model`, whose own are float32."""
+    exact = [
+        _matrix(layer, torch.float32)
+        for layer in _linears(model, Setting("none", "float32", "auto"))
+    ]
+    yield f"\n{Path(model).name}: {len(exact)} fused matrices, float32\n"
+    yield "| checkpoint | relative error of the weights | of products |"
+    yield "|---|---|---|"
+    for path in stored:
+        layers = _linears(path, _AS_STORED)
+        generator = torch.Generator().manual_seed(0)
+        sums = torch.zeros(4, dtype=torch.float64)
+        for layer, weight in zip(layers, exact, strict=True):
+            kept = _matrix(layer, torch.bfloat16)
+            x = torch.randn(64, weight.shape[1], generator=generator).bfloat16()
+            product = x.double() @ weight.double().t()
+            found = layer.quant.apply(layer, x, out_dtype=torch.float32).double()
+            sums += torch.tensor([
+                float((kept - weight).double().square().sum()), float(weight.double().square().sum()),
+                float((found - product).square().sum()), float(product.square().sum()),
+            ])  # fmt: skip
+        errors = (sums[0::2] / sums[1::2]).sqrt().tolist()
+        yield f"| {Path(path).name} | {errors[0]:.5f} | {errors[1]:.5f} |"
+
+
+def _linears(model: str, setting: Setting) -> list[Linear]:
+    """Return the layers of a checkpoint, with a gate that no format fuses: outputs in the order of rows."""
+    plain = {"skip_tokenizer_init": True, "hf_overrides": {"hidden_act": "gelu"}}
+    loaded = load(model, setting, **plain)[2]
+    return [module for module in loaded.modules() if isinstance(module, Linear)]
+
+
+def _matrix(layer: Linear, dtype: torch.dtype) -> Tensor:
+    """Return the weights [out, in] float32 as products show them: of each input alone."""
+    ones = torch.eye(layer.shape.in_features, dtype=dtype)
+    return layer.quant.apply(layer, ones, out_dtype=torch.float32).t()
+
+
 @torch.inference_mode()
 def main() -> None:
     """Print the tables."""
@@ -196,11 +249,19 @@ def main() -> None:
     parser.add_argument("--formats", default="bfloat16,int8,int4")
     parser.add_argument("--stored", nargs="*", default=[], help="checkpoints of the same model")
     parser.add_argument("--encoder", default=None, help="a folder of float32 weights")
+    parser.add_argument(
+        "--encoder-llama",
+        default=None,
+        help="what benchmarks.encoder_as_llama wrote; --stored are of it",
+    )
     arguments = parser.parse_args()
     formats = [name for name in arguments.formats.split(",") if name]
     if arguments.model != "":
         model = arguments.model or str(smollm2_gguf())
         for line in text_table(model, formats, arguments.stored):
+            print(line, flush=True)
+    if arguments.encoder_llama:
+        for line in stored_error_table(arguments.encoder_llama, arguments.stored):
             print(line, flush=True)
     if arguments.encoder:
         for line in error_table(arguments.encoder, [f for f in formats if "+" not in f]):

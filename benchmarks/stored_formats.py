@@ -13,7 +13,7 @@ import argparse
 import ctypes
 from pathlib import Path
 
-_TYPES = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K")
+_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K")
 
 
 def write(source: Path, target: Path, kind: str) -> None:

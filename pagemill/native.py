@@ -17,9 +17,9 @@ from pagemill import env
 from pagemill.errors import ConfigError
 
 LOST = (
-    "no native kernels are built (pagemill needs a C++ compiler and CMake when it is installed): "
-    "computing with plain PyTorch operations, which is slower, and logprobs agree to rounding "
-    "rather than to the bit whatever the batch"
+    "no native kernels are built: computing with plain PyTorch operations, which is slower, and logprobs "
+    "agree to rounding rather than to the bit whatever the batch. To get them, install a C++ compiler "
+    "(g++ or clang++) and install pagemill again; in a source tree, make build"
 )
 
 

@@ -34,8 +34,8 @@ def run(*arguments: str, isa: str) -> subprocess.CompletedProcess[str]:
 def test_the_variable_forces_a_path() -> None:
     done = run("pagemill.native", isa="portable")
     assert done.stdout.startswith("kernels: native, portable (available: "), done.stderr
-    report = run("pagemill", "collect-env", isa="portable").stdout
-    assert "native, portable (available: " in report
+    report = run("pagemill", "collect-env", isa="portable")
+    assert "native, portable (available: " in report.stdout and report.returncode == 0
 
 
 @needs_extension
@@ -48,7 +48,9 @@ def test_a_path_that_is_lacking_is_refused_with_those_there_are(tmp_path: Path) 
         assert "PAGEMILL_CPU_ISA" in done.stderr and "'sve9'" in done.stderr
         assert f"available: {available}" in done.stderr
         assert "Traceback" not in done.stderr
-    assert "cannot be used: PAGEMILL_CPU_ISA" in run("pagemill", "collect-env", isa="sve9").stdout
+    for flags in ((), ("--json",)):
+        report = run("pagemill", "collect-env", *flags, isa="sve9")
+        assert "cannot be used: PAGEMILL_CPU_ISA" in report.stdout and report.returncode == 1
 
 
 def test_a_path_is_refused_where_no_kernels_are_built(monkeypatch: pytest.MonkeyPatch) -> None:

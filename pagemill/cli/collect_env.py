@@ -1,4 +1,8 @@
-"""`pagemill collect-env`: what a bug report needs: versions, CPU, memory, threads, models."""
+"""`pagemill collect-env`: what a bug report needs: versions, CPU, memory, threads, models.
+
+Ends with 1 where the native kernels cannot be used, such as a path that PAGEMILL_CPU_ISA asks for and the
+machine lacks: no engine would start. That none are built is no failure; the report says how to get them.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report."""
-    report = collect()
+    """Print the report; return 1 where the kernels cannot be used."""
+    report, usable = collect()
     if args.json:
         print(json.dumps(report, indent=2))
     else:
         width = max(map(len, report))
         for name, value in report.items():
             print(f"{name:<{width}}  {value}")
-    return 0
+    return 0 if usable else 1
 
 
-def collect() -> dict[str, str]:
-    """Return the report, line by line: what -> its value."""
+def collect() -> tuple[dict[str, str], bool]:
+    """Return the report, line by line (what -> its value), and whether an engine could use the kernels."""
     report = {
         "pagemill": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -58,17 +62,17 @@ def collect() -> dict[str, str]:
     report["memory"] = _memory()
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     report["C++ compiler"] = compiler or "none found"
-    report["kernels"] = _kernels()
+    report["kernels"], usable = _kernels()
     report["cache folder"] = str(env.cache_dir())
     report["pulled models"] = _pulled()
-    return report
+    return report, usable
 
 
-def _kernels() -> str:
+def _kernels() -> tuple[str, bool]:
     try:
-        return native.describe()
+        return native.describe(), True
     except (ConfigError, ImportError) as error:
-        return f"cannot be used: {error}"
+        return f"cannot be used: {error}", False
 
 
 def _version(name: str) -> str:

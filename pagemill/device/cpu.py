@@ -17,12 +17,19 @@ _KNOWN = ("float32", "bfloat16")
 # of them: a gigabyte. A step needs a few dozen; with 128 kept, a step takes no longer than with 1024.
 _KEPT_PRODUCTS = 128
 _PRODUCT_BYTES = 3 << 18
+# Elements of a thread's part of an operation, from which on torch shares it out.
+_PART = 1 << 15
 
 
 @functools.cache
 def _allowed() -> tuple[topology.Processor, ...]:
     """Return the processors of the process as it started: a pinned thread sees fewer."""
     return topology.allowed_processors()
+
+
+def _start_threads(num_threads: int) -> None:
+    """Let OpenMP start its threads now, while there is room: a start that fails later ends the process."""
+    torch.zeros(num_threads * _PART, dtype=torch.uint8).add_(1)
 
 
 class CPUDevice:
@@ -82,13 +89,20 @@ class CPUDevice:
         return requested, "asked for"
 
     def configure(self, num_threads: int) -> None:
-        """Set the number of compute threads of this process and their places; bound oneDNN's caches."""
+        """Start the compute threads of this process at their places; bound oneDNN's caches.
+
+        Raises OutOfMemoryError where the process's limit leaves no room for their stacks.
+        """
         limit_onednn_caches(_KEPT_PRODUCTS)
+        host.require_room(
+            (num_threads - 1) * host.thread_bytes(), f"{num_threads} compute threads were started"
+        )
         torch.set_num_threads(num_threads)
         if self._native is not None:
             self._native.set_num_threads(num_threads)
             pinned = [] if omp_places_set() else topology.homes(num_threads, _allowed())
             self._native.pin_threads(pinned)
+        _start_threads(num_threads)
 
     def thread_places(self, num_threads: int) -> str:
         """Return where the compute threads run, in words."""

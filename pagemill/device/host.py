@@ -1,32 +1,98 @@
-"""Memory and cores that this process may use: machine, cgroup limits, CPU affinity.
+"""Memory and cores that this process may use: machine, cgroup limits, CPU affinity; memory that is refused.
 
 Standard library only. Called by the devices and by `pagemill collect-env`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 from pagemill.device import topology
-from pagemill.errors import ConfigError
+from pagemill.errors import ConfigError, OutOfMemoryError, PagemillError
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 # Version 1 writes "no limit" as the largest multiple of the page size in an int64.
 _NO_LIMIT = 1 << 60
+# How torch, the C++ library, the loader of libraries and Python's threads say that there is no memory.
+_REFUSALS = (
+    "can't allocate memory", "cannot allocate memory", "bad_alloc", "failed to map segment",
+    "can't start new thread",
+)  # fmt: skip
 
 
 def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """Return the bytes this process may still take without swapping or meeting a cgroup limit."""
+    """Return the bytes this process may still take without swapping or meeting a limit."""
     available = _machine_available(proc)
     for folder in _groups(proc, cgroup, "memory"):
         room = _group_room(folder)
         if room is not None:
             available = min(available, room)
-    return available
+    left = address_space_left(proc)
+    return available if left is None else min(available, left)
+
+
+def address_space_left(proc: Path = _PROC) -> int | None:
+    """Return the bytes that this process may still map (`ulimit -v`); None without a limit, or off Linux."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    words = (_read(proc / "self" / "statm") or "").split()
+    if limit == resource.RLIM_INFINITY or not words:
+        return None
+    return max(0, limit - int(words[0]) * resource.getpagesize())
+
+
+def thread_bytes() -> int:
+    """Return the address space that a new thread takes: its stack, and what the C library adds."""
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return (8 << 20 if stack == resource.RLIM_INFINITY else stack) + (1 << 20)
+
+
+def require_room(needed_bytes: int, what: str) -> None:
+    """Raise OutOfMemoryError where `ulimit -v` leaves less than what is needed while `what` is done.
+
+    For libraries that end the process, where they are refused memory, instead of saying so.
+    """
+    left = address_space_left()
+    if left is not None and left < needed_bytes:
+        raise OutOfMemoryError(
+            f"there is no memory while {what}: it may take {needed_bytes >> 20} MiB, and the process's limit "
+            f"leaves {left >> 20}. Raise the limit (ulimit -v)"
+        )
+
+
+@contextlib.contextmanager
+def refused_memory(what: str) -> Iterator[None]:
+    """Raise OutOfMemoryError, naming `what` was done, where the system refuses memory inside.
+
+    Mapped pages, torch, the native kernels, the loader of libraries and threads each say it in an error of
+    their own.
+    """
+    try:
+        yield
+    except PagemillError:
+        raise
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        if not _is_refusal(error):
+            raise
+        words = str(error) or type(error).__name__
+        raise OutOfMemoryError(
+            f"the system refused memory while {what}: {words}. Raise the process's limit (ulimit -v, "
+            "or the container's), free memory, or choose a smaller model, dtype or "
+            "kv_cache_memory_bytes"
+        ) from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    words = str(error).lower()
+    return any(sign in words for sign in _REFUSALS)
 
 
 def num_processors() -> int:

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import math
 import mmap
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-
-from pagemill.errors import OutOfMemoryError
 
 _HUGE_PAGE = 1 << 21
 
@@ -58,26 +54,3 @@ def give_back_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-@contextlib.contextmanager
-def refused_memory(what: str) -> Iterator[None]:
-    """Raise OutOfMemoryError, naming `what` was done, where the system refuses memory inside.
-
-    Mapped pages, torch and the native kernels each say it in an error of their own.
-    """
-    try:
-        yield
-    except (MemoryError, OSError, RuntimeError) as error:
-        refused = (
-            isinstance(error, MemoryError)
-            or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-            or "can't allocate memory" in str(error)
-        )
-        if not refused:
-            raise
-        raise OutOfMemoryError(
-            f"the system refused memory while {what}: {error}. Raise the process's limit (ulimit -v, "
-            "or the container's), free memory, or choose a smaller model, dtype or "
-            "kv_cache_memory_bytes"
-        ) from error

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from pagemill.config import EngineConfig
 from pagemill.core.scheduler import Scheduler
+from pagemill.device.host import refused_memory
 from pagemill.engine.resolve import resolve_engine
 from pagemill.engine.sample_text import text_with_stops
 from pagemill.engine.stats import count_drafts, step_stats
@@ -276,12 +277,13 @@ def _is_idle(scheduled: SchedulerOutput) -> bool:
 
 
 def load_parts(args: EngineArgs) -> tuple[EngineConfig, Executor, Tokenizer | None]:
-    """Load the model that `args` describe. Raises ConfigError or CheckpointError."""
+    """Load the model that `args` describe. Raises ConfigError, CheckpointError or OutOfMemoryError."""
     setup_logging()
-    config, tokenizer = resolve_engine(args)
-    for note in config.notes:
-        logger.info("%s", note)
-    return config, EXECUTORS.load(config.parallel.executor)(config), tokenizer
+    with refused_memory("the engine was started"):
+        config, tokenizer = resolve_engine(args)
+        for note in config.notes:
+            logger.info("%s", note)
+        return config, EXECUTORS.load(config.parallel.executor)(config), tokenizer
 
 
 def load_core(args: EngineArgs) -> tuple[EngineCore, Tokenizer | None]:

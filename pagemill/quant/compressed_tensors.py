@@ -237,7 +237,8 @@ class _IntMatrix:
         else:  # some writers give zero points to symmetric matrices too, all zero
             found["weight_zero_point"] = Wanted(shapes, ("I8",), optional=True)
         if self.setting.reorders:
-            found["weight_g_idx"] = Wanted(((self.columns,),), ("I32", "I64"), optional=True)
+            shape = (self.columns,)
+            found["weight_g_idx"] = Wanted((shape,), ("I32", "I64"), optional=groups == 1)
         if self.rounded is not None and self.rounded.fixed:
             found["input_scale"] = Wanted(((), (1,), (1, 1)), FLOATS)
             found["input_zero_point"] = Wanted(((), (1,), (1, 1)), ("I8", "I32"), optional=True)

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from pagemill.checkpoint.base import Stored
 from pagemill.errors import CheckpointError
 from pagemill.quant.base import LayerPart
@@ -113,4 +111,4 @@ class FloatMatrix:
             scales = scales.reshape(-1, 1).expand(self.rows, 1)
         else:
             scales = scales.repeat_interleave(self.blocks[0], 0)[: self.rows]
-        return ByteCodes(plain(waiting, "weight").view(torch.uint8), scales)
+        return ByteCodes(plain(waiting, "weight"), scales)

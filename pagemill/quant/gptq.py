@@ -120,13 +120,14 @@ class _Words:
         return PackedFormat("int4", group, offset, table)
 
     def wanted(self) -> Mapping[str, Wanted]:
-        """Return the four tensors; without g_idx the columns are in order."""
+        """Return the four tensors; where columns are not reordered, g_idx says nothing new."""
         per_word, groups = 32 // self.bits, self.columns // self.group
+        in_order = not self.reorders or groups == 1
         return {
             "qweight": Wanted(((self.columns // per_word, self.rows),), ("I32",)),
             "qzeros": Wanted(((groups, self.rows // per_word),), ("I32",)),
             "scales": Wanted(((groups, self.rows),), FLOATS),
-            "g_idx": Wanted(((self.columns,),), ("I32", "I64"), optional=True),
+            "g_idx": Wanted(((self.columns,),), ("I32", "I64"), optional=in_order),
         }
 
     def open(self, waiting: Mapping[str, Stored], name: str) -> CodeSource:

@@ -30,6 +30,13 @@ from pagemill.quant.base import (
     RawTarget,
     Target,
 )
+from pagemill.quant.code_sources import (
+    TILE,
+    RandomCodes,
+    RearrangedCodes,
+    SizedCodes,
+    rows_at_a_time,
+)
 from pagemill.quant.int8 import Int8Layers
 from pagemill.quant.packed import (
     PackedFormat,
@@ -47,12 +54,7 @@ from pagemill.quant.stored import (
     MatrixFormat,
     RoundedFormat,
     RowCodes,
-    whole_row,
 )
-
-_TILE = 16
-# Codes that are unpacked at a time on their way into a packed matrix.
-_SLICE_ELEMENTS = 1 << 21
 
 
 @dataclass(slots=True)
@@ -63,6 +65,11 @@ class Matrix:
     form: MatrixFormat | None  # None: not quantized
     waiting: dict[str, Stored] = field(default_factory=dict)
     dense: nn.Module | None = None  # what holds it where it is not quantized
+
+    @property
+    def name(self) -> str:
+        """Return what checkpoints call it, without the family's prefix."""
+        return self.part.name.plain
 
     @property
     def rows(self) -> int:
@@ -163,7 +170,7 @@ class Repacked:
             bias.zero_()
         columns = _shape(layer).in_features
         sources = [
-            None if m.form is None else _RandomCodes(m.form.packed, columns, weights)
+            None if m.form is None else RandomCodes(m.form.packed, columns, weights)
             for m in self._matrices
         ]
         self._pack(layer, sources)
@@ -178,7 +185,7 @@ class Repacked:
                 sources.append(None)
             elif self._device.type == "meta":
                 order = torch.arange(_shape(layer).in_features) if matrix.form.reorders else None
-                sources.append(_Sized(order))
+                sources.append(SizedCodes(order))
             else:
                 sources.append(self._open(matrix))
         self._pack(layer, sources)
@@ -190,7 +197,7 @@ class Repacked:
         self.finish(layer)
 
     def _open(self, matrix: Matrix) -> CodeSource:
-        name = matrix.part.name.plain
+        name = matrix.name
         bias = matrix.waiting.pop("bias", None)
         if isinstance(bias, Tensor) and bias.any():
             raise CheckpointError(
@@ -200,7 +207,7 @@ class Repacked:
         assert matrix.form is not None
         source = matrix.form.open(matrix.waiting, name)
         order = matrix.part.row_order
-        return source if order is None else _Rearranged(source, order)
+        return source if order is None else RearrangedCodes(source, order)
 
     # ------------------------------------------------------------ packing
 
@@ -274,7 +281,7 @@ class Repacked:
         runs: list[list[int]] = []
         for index, matrix in enumerate(self._matrices):
             first = self._matrices[runs[-1][0]] if runs else matrix
-            whole = alternating or not (matrix.part.start - first.part.start) % _TILE
+            whole = alternating or not (matrix.part.start - first.part.start) % TILE
             if runs and whole and self._alike(runs[-1][0], index, sources):
                 runs[-1].append(index)
             else:
@@ -292,7 +299,7 @@ class Repacked:
 
     def _fill(self, packed: PackedMatrix, given: _Given, start: int) -> None:
         each = packed.out_features // packed.parts
-        step = _rows_at_a_time(packed.in_features)
+        step = rows_at_a_time(packed.in_features)
         for matrix, source in given:
             assert source is not None
             first = matrix.part.start - start
@@ -301,7 +308,8 @@ class Repacked:
                 part, row = divmod(first, each)
                 stop = min(matrix.part.stop - start, (part + 1) * each, first + step)
                 offset = start - matrix.part.start
-                rows = _finite_rows(matrix, source, first + offset, stop + offset)
+                begin = first + offset
+                rows = source.rows(begin, stop + offset).checked(matrix.name, begin)
                 self._fill_rows(packed, rows, row, part)
                 first = stop
 
@@ -369,7 +377,7 @@ class Repacked:
         if any(piece.order is not None for piece in self._pieces):
             extra += shape.in_features * self._dtype.itemsize
         if native.extension() is None:
-            extra += 4 * shape.in_features + 8 * (shape.out_features + _TILE)
+            extra += 4 * shape.in_features + 8 * (shape.out_features + TILE)
         return extra
 
     def rows(self, layer: nn.Module, ids: Tensor) -> Tensor:
@@ -393,7 +401,7 @@ def _keep_rounded(
         scales = torch.empty(shape.out_features, dtype=torch.float32, device="meta")
     else:
         rows = [
-            _finite_rows(matrix, source, 0, matrix.rows)
+            source.rows(0, matrix.rows).checked(matrix.name, 0)
             for matrix, source in given
             if source is not None
         ]
@@ -403,88 +411,6 @@ def _keep_rounded(
         how = how if first is None else first.rounding or how
     layers.attach(holder, codes, scales, how)
     return layers
-
-
-def _finite_rows(matrix: Matrix, source: CodeSource, start: int, stop: int) -> RowCodes:
-    """Return rows of codes; CheckpointError where what scales them is NaN or infinite."""
-    rows = source.rows(start, stop)
-    for what, numbers in (("scales", rows.scales), ("minima or zero points", rows.offsets)):
-        if numbers is not None and not bool(numbers.isfinite().all()):
-            raise CheckpointError(
-                f"{matrix.part.name.plain}: the {what} of rows {start} to {stop - 1} hold NaN or infinity; "
-                "the checkpoint is damaged: fetch or make it again"
-            )
-    return rows
-
-
-class _Sized:
-    """Stands for the codes of a matrix where sizes are all that is wanted."""
-
-    rounding = None
-
-    def __init__(self, order: Tensor | None) -> None:
-        self.column_order = order
-
-    def rows(self, start: int, stop: int) -> RowCodes:
-        raise AssertionError("there are no codes on the meta device")
-
-
-class _Rearranged:
-    """Codes whose rows come in another order than the matrix's."""
-
-    def __init__(self, source: CodeSource, order: Tensor) -> None:
-        self.column_order, self.rounding = source.column_order, source.rounding
-        self._source = source
-        self._order = order
-
-    def rows(self, start: int, stop: int) -> RowCodes:
-        picked = [self._source.rows(int(row), int(row) + 1) for row in self._order[start:stop]]
-        offsets = [rows.offsets for rows in picked if rows.offsets is not None]
-        return RowCodes(
-            torch.cat([rows.codes for rows in picked]),
-            torch.cat([rows.scales for rows in picked]),
-            torch.cat(offsets) if offsets else None,
-        )
-
-
-class _RandomCodes:
-    """Made-up codes of a plausible size: one slice of rows, over and over."""
-
-    column_order: Tensor | None = None
-    rounding = None
-
-    def __init__(
-        self, form: PackedFormat | RoundedFormat, columns: int, weights: RandomWeights
-    ) -> None:
-        count = _rows_at_a_time(columns)
-        if isinstance(form, RoundedFormat):
-            form = PackedFormat("int8", whole_row(columns))
-        numbers = torch.empty(count, columns)
-        weights.fill(numbers, 1.0)
-        largest = {"int4": 7.5, "int8": 127.0, "fp8": 448.0}[form.codec]
-        groups = -(-columns // form.group)
-        if form.codec == "fp8":
-            self._codes = numbers.mul_(largest).to(torch.float8_e4m3fn).view(torch.uint8)
-        elif form.codec == "int8":
-            self._codes = numbers.mul_(largest).round_().to(torch.int8)
-        else:
-            self._codes = numbers.add_(1.0).mul_(largest).round_().to(torch.uint8)
-        scale = (3.0 / columns) ** 0.5 / largest
-        self._scales = torch.full((count, groups), scale)
-        self._offsets = None
-        if form.offset != "none":
-            middle = largest if form.codec == "int4" and 15 in form.table else 0.0
-            offset = middle if form.offset == "zero" else -middle * scale
-            self._offsets = torch.full((count, groups), offset)
-
-    def rows(self, start: int, stop: int) -> RowCodes:
-        picked = torch.arange(start, stop) % len(self._codes)
-        offsets = None if self._offsets is None else self._offsets[picked]
-        return RowCodes(self._codes[picked], self._scales[picked], offsets)
-
-
-def _rows_at_a_time(columns: int) -> int:
-    return max(1, _SLICE_ELEMENTS // max(1, columns) // _TILE) * _TILE
 
 
 def _gathered(x: Tensor, order: Tensor | None) -> Tensor:

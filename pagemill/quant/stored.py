@@ -44,9 +44,37 @@ class Wanted:
 class RowCodes:
     """Some rows of a matrix; see `ops.packed` for the meaning."""
 
-    codes: Tensor  # [rows, in] uint8 or int8
+    codes: Tensor  # [rows, in] uint8, int8 or float8_e4m3fn
     scales: Tensor  # [rows, groups] float
     offsets: Tensor | None = None  # [rows, groups] float: minima or zeros, as the format says
+
+    def checked(self, name: str, start: int) -> RowCodes:
+        """Return itself; CheckpointError, naming the matrix and its rows, where it holds NaN or infinity.
+
+        `start` is the number of the first row in the matrix `name`.
+        """
+        broken = self._not_finite()
+        if broken is None:
+            return self
+        raise CheckpointError(
+            f"{name}: the {broken} of rows {start} to {start + len(self.codes) - 1} hold NaN or infinity; "
+            "the checkpoint is damaged: fetch or make it again"
+        )
+
+    def _not_finite(self) -> str | None:
+        if not bool(self.scales.isfinite().all()):
+            return "scales"
+        if self.offsets is not None and not bool(self.offsets.isfinite().all()):
+            return "minima or zero points"
+        if self.codes.dtype == torch.float8_e4m3fn and _holds_nan(self.codes):
+            return "float8 weights"
+        return None
+
+
+def _holds_nan(numbers: Tensor) -> bool:
+    """Return whether some float8 e4m3 number is NaN: all of its bits but the sign are set."""
+    magnitudes = numbers.view(torch.uint8) & 0x7F
+    return bool((magnitudes == 0x7F).any())
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def check_fits(plan: MemoryPlan) -> None:
         raise ConfigError(
             f"weights take {_size(plan.weight_bytes)} and the KV cache {_size(plan.kv_cache_bytes)}, "
             f"but {_size(plan.available_bytes)} of memory is available. Lower kv_cache_memory_bytes, "
-            "choose a smaller model or dtype, or free memory"
+            "choose a smaller model or dtype, free memory, or raise the process's limit (ulimit -v)"
         )
 
 

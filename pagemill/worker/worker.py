@@ -18,7 +18,7 @@ from pagemill.checkpoint import open_checkpoint
 from pagemill.config import EngineConfig
 from pagemill.device import DEVICES
 from pagemill.device.base import Device
-from pagemill.device.host_memory import refused_memory
+from pagemill.device.host import refused_memory
 from pagemill.log import get_logger
 from pagemill.memory_plan import MemoryPlan
 from pagemill.messages import SchedulerOutput, StepOutput

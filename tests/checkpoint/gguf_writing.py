@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import torch
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ADDERS = {
     bool: gguf.GGUFWriter.add_bool,
     int: gguf.GGUFWriter.add_uint32,
@@ -26,8 +27,12 @@ def write_gguf(
     tensors: Mapping[str, torch.Tensor],
     *,
     quantize: Mapping[str, str] | None = None,
+    blocks: Mapping[str, tuple[str, Bytes]] | None = None,
 ) -> Path:
-    """Write a file; metadata keys that begin with "." get the architecture's prefix."""
+    """Write a file; metadata keys that begin with "." get the architecture's prefix.
+
+    `blocks`: further tensors as types and bytes [rows, bytes of a row], for what the package cannot quantize.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         full = architecture + key if key.startswith(".") else key
@@ -41,6 +46,8 @@ def write_gguf(
             type_id = gguf.GGMLQuantizationType[kind]
             packed = gguf.quants.quantize(values, type_id)
             writer.add_tensor(name, packed, raw_dtype=type_id)
+    for name, (kind, raw) in (blocks or {}).items():
+        writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -73,6 +80,6 @@ def gguf_names(
     return found
 
 
-def random_bytes(seed: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def random_bytes(seed: int, count: int) -> Bytes:
     """Return `count` random bytes."""
     return np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8)

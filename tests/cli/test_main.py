@@ -114,6 +114,15 @@ def test_collect_env_names_versions_and_kernels(capsys: pytest.CaptureFixture[st
         assert what in out
 
 
+def test_collect_env_says_how_to_get_kernels_that_are_not_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native, "extension", lambda: None)
+    assert main(["collect-env"]) == 0
+    assert "no native kernels are built" in (out := capsys.readouterr().out)
+    assert "install a C++ compiler (g++ or clang++) and install pagemill again" in out
+
+
 def test_error_of_several_lines_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pagemill.device import host
-from pagemill.errors import ConfigError
+from pagemill.errors import ConfigError, OutOfMemoryError
 
 GIB = 1 << 30
 
@@ -110,3 +113,63 @@ def test_omp_num_threads_wins() -> None:
 def test_bad_omp_num_threads_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{text}'"):
         host.num_threads(text)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        MemoryError("std::bad_alloc"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("can't start new thread"),
+        ImportError("libx.so: failed to map segment from shared object"),
+    ],
+)
+def test_every_way_to_refuse_memory_is_one_error_of_ours(refusal: Exception) -> None:
+    with (
+        pytest.raises(OutOfMemoryError, match="while pots were made: .*ulimit -v"),
+        host.refused_memory("pots were made"),
+    ):
+        raise refusal
+
+
+@pytest.mark.parametrize(
+    "other",
+    [OSError(errno.ENOENT, "no file"), RuntimeError("shapes differ"), ImportError("no module")],
+)
+def test_other_errors_pass(other: Exception) -> None:
+    with pytest.raises(type(other)) as raised, host.refused_memory("pots were made"):
+        raise other
+    assert raised.value is other
+
+
+def test_an_error_of_ours_inside_stays_as_it_is() -> None:
+    with pytest.raises(OutOfMemoryError, match="^pans$"), host.refused_memory("pots were made"):
+        raise OutOfMemoryError("pans")
+
+
+LIMITED = """
+import resource
+from pagemill.device import host
+from pagemill.errors import OutOfMemoryError
+assert host.address_space_left() is None
+host.require_room(1 << 60, "pots were made")
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, ((pages << 12) + (64 << 20),) * 2)
+assert host.address_space_left() <= 64 << 20
+assert host.available_bytes() <= 64 << 20
+host.require_room(32 << 20, "pots were made")
+try:
+    host.require_room(65 << 20, "pots were made")
+except OutOfMemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
+def test_a_limit_of_the_process_counts_and_is_named() -> None:
+    command = [sys.executable, "-c", LIMITED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert "no memory while pots were made: it may take 65 MiB" in done.stdout, done.stderr
+    assert "ulimit -v" in done.stdout

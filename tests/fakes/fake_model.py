@@ -300,10 +300,13 @@ CHAT_TEMPLATE = (
 SPECIAL_TOKENS = {"<bos>": 256, "<eos>": 257, "<|im_end|>": 258, "<|im_start|>": 259}
 
 
-def save_tiny_llama(folder: Path | str, *, seed: int = 0, max_position: int = 2048) -> Path:
+def save_tiny_llama(
+    folder: Path | str, *, seed: int = 0, max_position: int = 2048, **sizes: int
+) -> Path:
     """Write a random two-layer Llama over bytes with its tokenizer; return the folder.
 
-    Vocabulary: bytes 0..255, then <bos>, <eos>, <|im_end|>, <|im_start|>. Float32, about 0.5 MB.
+    Vocabulary: bytes 0..255, then <bos>, <eos>, <|im_end|>, <|im_start|>. Float32, about 0.5 MB without
+    `sizes`, further keys of config.json.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -327,6 +330,7 @@ def save_tiny_llama(folder: Path | str, *, seed: int = 0, max_position: int = 20
         "bos_token_id": 256,
         "eos_token_id": 257,
         "torch_dtype": "float32",
+        **sizes,
     }
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"bos_token_id": 256, "eos_token_id": [257]})

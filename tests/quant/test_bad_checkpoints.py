@@ -36,6 +36,13 @@ def tensors_of(weights: dict[str, Any] | None = None, **keys: Any) -> dict[str, 
     return {**whole, "config_groups": {"group_0": group}, **keys}
 
 
+def with_nan(weight: Tensor) -> Tensor:
+    """Return float8 numbers of which one is NaN."""
+    codes = weight.view(torch.uint8).clone()
+    codes[3, 5] = 0xFF
+    return codes.view(weight.dtype)
+
+
 def scheme(config: dict[str, Any]) -> Any:
     return CHECKPOINT_SCHEMES.load(config["quant_method"])(config)
 
@@ -50,8 +57,13 @@ def part(rows: int = 64, name: str = "layers.0.mlp.up_proj") -> LayerPart:
         ({**GPTQ, "bits": 3}, r"\(gptq\): bits is 3; supported: 4, 8"),
         ({**GPTQ, "bits": "4"}, r"bits is '4'"),
         ({**GPTQ, "bits": None}, r"bits is None"),
+        ({**GPTQ, "bits": 0}, r"bits is 0; supported: 4, 8"),
+        ({**AWQ, "bits": -4}, r"bits is -4; supported: 4"),
+        (tensors_of({"num_bits": 0}), r"num_bits is 0; supported: 4, 8"),
         ({**GPTQ, "group_size": 48}, r"group_size is 48; it must be 16, a multiple of 32, or -1"),
         ({**GPTQ, "group_size": 0}, "group_size is 0"),
+        ({**AWQ, "group_size": -32}, "group_size is -32; it must be 16"),
+        (tensors_of({"group_size": -2}), "group_size is -2; it must be 16"),
         ({**GPTQ, "group_size": 2.5}, "group_size is 2.5"),
         ({**GPTQ, "sym": "yes"}, "sym is 'yes'; supported: True, False"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported: 'gptq'"),
@@ -62,6 +74,7 @@ def part(rows: int = 64, name: str = "layers.0.mlp.up_proj") -> LayerPart:
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; supported: 'e4m3'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]; it must be two"),
         ({"quant_method": "fp8", "weight_block_size": [8, 40]}, r"weight_block_size\[1\] is 40"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\]; it must be two"),
         ({"quant_method": "fp8", "activation_scheme": "odd"}, "activation_scheme is 'odd'"),
         (tensors_of(format="marlin-24"), "format is 'marlin-24'; supported: pack-quantized"),
         (tensors_of({"num_bits": 3}), r"config_groups.group_0.weights\): num_bits is 3; supported: 4, 8"),
@@ -130,11 +143,18 @@ def test_modules_are_left_out_as_their_writers_mean_it() -> None:
         ("gptq-8-sym-g64", "qzeros", lambda t: t + 1, "zero point 129, but .* says sym, which means 128"),
         ("gptq-4-asym-g32", "g_idx", lambda t: t + 1, "names the groups 1 to 4 in g_idx"),
         ("gptq-4-asym-g32", "g_idx", lambda t: t * 0, "has 128 inputs of group 0 in g_idx; each"),
+        ("gptq-4-act-order-g32", "g_idx", lambda t: None, r"missing: 1 .*q_proj\.g_idx"),
+        ("gptq-4-act-order-g32", "g_idx", lambda t: t[:-1], r"g_idx is \[127\], needed \[128\]"),
+        ("gptq-4-act-order-g32", "g_idx", lambda t: t - 1, "names the groups -1 to 2 in g_idx"),
+        ("gptq-4-act-order-g32", "g_idx", lambda t: t + 2**30, "names the groups 1073741824 to 1073741827"),
+        ("gptq-4-act-order-g32", "scales", lambda t: t[:-1], r"scales is \[3, 128\], needed \[4, 128\]"),
+        ("awq-4-g32", "qzeros", lambda t: None, "missing: 1 .*q_proj.qzeros"),
         ("awq-4-g32", "scales", lambda t: t[:, 1:], "scales is .*, needed"),
         ("awq-4-sym-g64", "qzeros", lambda t: t * 0, "zero point 0, but .* zero_point false"),
         ("ct-w4a16-sym-g64", "weight_shape", lambda t: t + 1, r"weight_shape is \[129, 129\], needed"),
         ("ct-w4a16-sym-g64", "weight_packed", lambda t: t.to(torch.int8), "is I8, needed I32"),
         ("ct-w4a16-sym-g64", "weight_scale", lambda t: None, "missing: 1 .*weight_scale"),
+        ("ct-w4a16-sym-g64", "weight_scale", lambda t: t[:, :-1], r"is \[128, 1\], needed \[128, 2\]"),
         ("ct-w8a8-static", "input_scale", lambda t: t * 0, "scale of activations is 0.0"),
         ("fp8-block", "weight_scale_inv", lambda t: None, "neither weight_scale nor weight_scale_inv"),
         ("fp8-block", "weight_scale_inv", lambda t: t[:, :-1], r"is \[2, 3\], needed \[2, 4\]"),
@@ -144,6 +164,8 @@ def test_modules_are_left_out_as_their_writers_mean_it() -> None:
         ("ct-w4a16-sym-g64", "weight_scale", lambda t: t * NAN, NOT_FINITE),
         ("ct-w8a8-dynamic", "weight_scale", lambda t: t / 0, NOT_FINITE),
         ("fp8-block", "weight_scale_inv", lambda t: t * NAN, NOT_FINITE),
+        ("fp8-block", "weight", with_nan, r"q_proj: the float8 weights of rows 0 to 127 hold NaN"),
+        ("ct-fp8-channel", "weight", with_nan, r"q_proj: the float8 weights of rows 0 to 127 hold NaN"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_wrong_is_refused_by_name(
@@ -158,6 +180,25 @@ def test_a_tensor_that_is_wrong_is_refused_by_name(
     change_tensors(folder, spoil)
     with pytest.raises(CheckpointError, match=words):
         load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("in_order", "reordered"),
+    [
+        (GPTQ, {**GPTQ, "desc_act": True}),
+        (tensors_of({"actorder": "weight"}), tensors_of({"actorder": "group"})),
+    ],
+)
+def test_the_order_of_columns_may_be_missing_only_where_it_says_nothing(
+    in_order: dict[str, Any], reordered: dict[str, Any]
+) -> None:
+    def needs_order(config: dict[str, Any], columns: int) -> bool:
+        wanted = scheme(config).matrix(part(), columns).wanted()
+        return any(word.endswith("g_idx") and not one.optional for word, one in wanted.items())
+
+    assert needs_order(reordered, 128)
+    assert not needs_order(reordered, 64)  # one group
+    assert not needs_order(in_order, 128)
 
 
 def test_a_checkpoint_read_by_another_format_s_name_is_refused_with_its_tensors(

@@ -9,7 +9,8 @@ has logits of one prompt in float32: transformers' own model over weights that t
 dequantize from the saved file. Nothing of pagemill is used. The models are tiny and random.
 
 With `PACK_MODEL=FOLDER PACK_TO=FOLDER` the checkpoints are of that model instead, in bfloat16, for measuring what a format costs; no logits are
-computed then. Weights are rounded to the nearest value, except in `gptq-*-act-order-*` and `gptq-v2-*`, which run GPTQ on random tokens.
+computed then. Weights are rounded to the nearest value, except in `gptq-*-act-order-*` and `gptq-v2-*`, which run GPTQ. What is calibrated
+(GPTQ, and fixed scales of activations) is so on random tokens, or on text that PACK_MODEL itself makes.
 """
 
 from __future__ import annotations
@@ -77,6 +78,40 @@ def tokenizer() -> Any:
     )
 
 
+def calibration_tokens() -> Tensor:
+    """Return rows of tokens: random ones, or what the model to pack says when it begins with nothing."""
+    if not MODEL:
+        generator = torch.Generator().manual_seed(5)
+        return torch.randint(3, SIZES["vocab_size"], (24, 64), generator=generator)
+    model = base()
+    torch.manual_seed(5)
+    start = torch.full((48, 1), model.config.bos_token_id)
+    return model.generate(start, do_sample=True, min_new_tokens=127, max_new_tokens=127, top_k=0)
+
+
+def largest_inputs(model: Any) -> dict[str, float]:
+    """Return the largest absolute input of each linear module, over the tokens to calibrate with."""
+    found: dict[str, float] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: tuple[Tensor]) -> None:
+            found[name] = max(found.get(name, 0.0), float(inputs[0].abs().max()))
+
+        return hook
+
+    hooks = [
+        module.register_forward_pre_hook(watch(name))
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    with torch.no_grad():
+        for rows in calibration_tokens().split(8):
+            model(rows)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
 # ---------------------------------------------------------------- packing
 
 
@@ -95,9 +130,8 @@ def by_gptqmodel(folder: Path, kind: str = "Llama", **settings: Any) -> None:
     """Run GPTQ itself on random tokens."""
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 
-    generator = torch.Generator().manual_seed(5)
-    tokens = torch.randint(3, SIZES["vocab_size"], (24, 64), generator=generator)
-    calibration = [{"input_ids": row.tolist(), "attention_mask": [1] * len(row)} for row in tokens]
+    rows = calibration_tokens().tolist()
+    calibration = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows]
     with tempfile.TemporaryDirectory() as plain:
         base(kind).to(torch.bfloat16).save_pretrained(plain)
         tokenizer().save_pretrained(plain)
@@ -108,7 +142,7 @@ def by_gptqmodel(folder: Path, kind: str = "Llama", **settings: Any) -> None:
 
 
 def by_compressed_tensors(folder: Path, **config: Any) -> None:
-    """Compress with the library alone; scales from the largest numbers."""
+    """Compress with the library alone; scales from the largest numbers (made up where there is no text)."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
         QuantizationConfig,
@@ -117,11 +151,13 @@ def by_compressed_tensors(folder: Path, **config: Any) -> None:
     )
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    model = base().to(torch.bfloat16)
+    model = base()
+    largest = largest_inputs(model) if MODEL else {}
+    model = model.to(torch.bfloat16)
     settings = QuantizationConfig(ignore=["lm_head"], **config)
     apply_quantization_config(model, settings)
     generator = torch.Generator().manual_seed(9)
-    for module in model.modules():
+    for name, module in model.named_modules():
         scheme = getattr(module, "quantization_scheme", None)
         if scheme is None:
             continue
@@ -131,7 +167,9 @@ def by_compressed_tensors(folder: Path, **config: Any) -> None:
         if not scheme.weights.symmetric:
             module.weight_zero_point.data.copy_(zero.reshape(module.weight_zero_point.shape))
         if scheme.input_activations is not None and not scheme.input_activations.dynamic:
-            module.input_scale.data.fill_(0.05 + 0.01 * float(torch.rand((), generator=generator)))
+            made_up = 0.05 + 0.01 * float(torch.rand((), generator=generator))
+            limit = 127 if scheme.input_activations.type == "int" else 448
+            module.input_scale.data.fill_(largest[name] / limit if MODEL else made_up)
         module.quantization_status = QuantizationStatus.FROZEN
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
@@ -347,6 +385,10 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "ct-w8a8-static": lambda f: by_compressed_tensors(
         f, format="int-quantized",
         **_group({**INT8, "strategy": "tensor"}, {**INT8, "strategy": "tensor"}),
+    ),
+    "ct-w8a8-static-channel": lambda f: by_compressed_tensors(
+        f, format="int-quantized",
+        **_group({**INT8, "strategy": "channel"}, {**INT8, "strategy": "tensor"}),
     ),
     "ct-fp8-channel": lambda f: by_compressed_tensors(
         f, format="float-quantized",
