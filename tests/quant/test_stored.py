@@ -37,6 +37,7 @@ TOLERANCES = {
     # The library divides the largest activation of a row by 127.5, this engine by 127.
     "ct-w8a8-dynamic": 0.4,
     "ct-w8a8-static": 5e-4,
+    "ct-w8a8-static-channel": 5e-4,
     # One float32 scale a block of 64 x 32 weights, rounded to float16.
     "fp8-block": 0.1,
     "fp8-tensor": 5e-4,

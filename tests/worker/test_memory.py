@@ -292,10 +292,13 @@ def test_resident_memory_of_the_worst_step_is_within_a_tenth_of_the_plan(dtype: 
 _LIMITED = """
 import json, resource, sys
 from pagemill import native
+from pagemill.device import host
 from pagemill.errors import OutOfMemoryError
 from pagemill.worker.worker import Worker
 from tests.worker.test_memory import MIB, make_config
 
+# What is asked is what happens past the plan, which knows the limit.
+host.available_bytes = lambda: 1 << 40
 native.extension()
 config = make_config(kv_cache_memory_bytes=int(sys.argv[1]) * MIB)
 pages = int(open("/proc/self/statm").read().split()[0])
@@ -320,6 +323,15 @@ def test_memory_that_the_system_refuses_is_an_error_with_advice(
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert f"the system refused memory while {what}" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
+def test_the_plan_knows_the_limit_of_the_process() -> None:
+    program = _LIMITED.replace("host.available_bytes = lambda: 1 << 40\n", "")
+    command = [sys.executable, "-c", program, "64", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert "ConfigError: weights take" in done.stderr
+    assert "raise the process's limit (ulimit -v)" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
