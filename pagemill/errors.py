@@ -6,7 +6,7 @@
     │   ├── NotSupportedError            the feature exists elsewhere but not in this version
     │   └── CacheTooSmallError           the KV cache cannot hold one full-length request
     ├── CheckpointError (ValueError)     files of a model are missing, damaged or do not fit the model
-    ├── OutOfMemoryError (MemoryError)   the system gave no memory for weights or KV cache
+    ├── OutOfMemoryError (MemoryError)   the system gave no memory to start an engine
     ├── RequestError (ValueError)        one request is wrong; the others go on
     │   └── PromptTooLongError           prompt (plus max_tokens) over the context; carries the numbers
     ├── InterruptedRequestError (RuntimeError)   the program ended the request, which was in order
@@ -44,7 +44,7 @@ class CheckpointError(PagemillError, ValueError):
 
 
 class OutOfMemoryError(PagemillError, MemoryError):
-    """The system refused memory while weights were loaded and packed, or the KV cache was made."""
+    """The system refused memory while an engine was started."""
 
 
 class RequestError(PagemillError, ValueError):
