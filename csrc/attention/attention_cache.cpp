@@ -27,6 +27,82 @@ void copy_pairs(const From* from, To* to, int64_t dim, int64_t pair_step) {
   }
 }
 
+// How many tokens from `token` on stand one after the other in one tile.
+int64_t run_of(const int64_t* slots, int64_t token, int64_t last) {
+  const int64_t slot = slots[token];
+  int64_t count = 1;
+  while (token + count < last && slots[token + count] == slot + count && (slot + count) % kTileKeys != 0)
+    ++count;
+  return count;
+}
+
+// One head of tokens that stand one after the other in a tile.
+template <class From, class To>
+struct TileRun {
+  int64_t dim;
+  const From *k, *v;         // of the first token
+  int64_t k_token, v_token;  // strides, elements
+  To *k_tile, *v_tile;
+
+  void write(int64_t lane, int64_t count) const {
+    for (int64_t i = 0; i < count;) {
+      const From *key = k + i * k_token, *value = v + i * v_token;
+      // Two tokens share words: such come as one.
+      if constexpr (sizeof(From) == 2 && sizeof(To) == 2) {
+        if ((lane + i) % 2 == 0 && i + 1 < count) {
+          write_two(key, value, lane + i);
+          i += 2;
+          continue;
+        }
+      }
+      write_one(key, value, lane + i);
+      ++i;
+    }
+  }
+
+ private:
+  void write_one(const From* key, const From* value, int64_t lane) const {
+    if constexpr (sizeof(To) == 2) {
+      copy_pairs(key, k_tile + lane * 2, dim, 2 * kTileKeys);
+      if (dim % 2 != 0) convert(key[dim - 1], k_tile + (dim - 1) * kTileKeys + lane);
+      copy(value, v_tile + lane / 2 * 2 * dim + lane % 2, dim, 2);
+    } else {
+      copy(key, k_tile + lane, dim, kTileKeys);
+      copy(value, v_tile + lane * dim, dim, 1);
+    }
+  }
+
+  // Of bfloat16 throughout.
+  void write_two(const From* key, const From* value, int64_t lane) const {
+    constexpr uint64_t kLower = 0xffffffffu;
+    const From *next_key = key + k_token, *next_value = value + v_token;
+    To* to = k_tile + lane * 2;
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4, to += 4 * kTileKeys) {
+      // A word's lower half lies first in memory, as everywhere here.
+      uint64_t a, b;
+      std::memcpy(&a, key + d, sizeof a);
+      std::memcpy(&b, next_key + d, sizeof b);
+      const uint64_t first = (a & kLower) | (b << 32), second = (a >> 32) | (b & ~kLower);
+      std::memcpy(to, &first, sizeof first);
+      std::memcpy(to + 2 * kTileKeys, &second, sizeof second);
+    }
+    for (; d + 2 <= dim; d += 2, to += 2 * kTileKeys) {
+      std::memcpy(to, key + d, 4);
+      std::memcpy(to + 2, next_key + d, 4);
+    }
+    if (d < dim) {
+      convert(key[d], k_tile + d * kTileKeys + lane);
+      convert(next_key[d], k_tile + d * kTileKeys + lane + 1);
+    }
+    to = v_tile + lane * dim;
+    for (d = 0; d < dim; ++d) {
+      to[2 * d] = value[d];
+      to[2 * d + 1] = next_value[d];
+    }
+  }
+};
+
 // Round one head of one token to codes [coded_dim], 0 past head_dim, and return their scale.
 template <class From>
 float round_codes(const From* from, int64_t dim, int64_t padded, int8_t* codes) {
@@ -98,9 +174,9 @@ void write_codes(const Layer& layer, const Fresh& keys, const Fresh& values, cha
 template <class From, class To>
 void write(const Layer& layer, const Fresh& keys, const Fresh& values, To* k_pool, To* v_pool,
            const int64_t* slots, int64_t first, int64_t last) {
-  constexpr bool kPairs = sizeof(To) == 2;
   const int64_t dim = layer.head_dim, size = layer.block_size;
-  for (int64_t token = first; token < last; ++token) {
+  for (int64_t token = first, run = 1; token < last; token += run) {
+    run = layer.tiled() ? run_of(slots, token, last) : 1;
     const int64_t block = slots[token] / size, offset = slots[token] % size;
     for (int64_t head = 0; head < layer.num_kv_heads; ++head) {
       const From* k = reinterpret_cast<const From*>(keys.data) + token * keys.token + head * keys.head;
@@ -112,15 +188,9 @@ void write(const Layer& layer, const Fresh& keys, const Fresh& values, To* k_poo
         copy(v, v_pool + home + offset * dim, dim, 1);
         continue;
       }
-      const int64_t tile = home + offset / kTileKeys * kTileKeys * dim, lane = offset % kTileKeys;
-      if (kPairs) {
-        copy_pairs(k, k_pool + tile + lane * 2, dim, 2 * kTileKeys);
-        if (dim % 2 != 0) convert(k[dim - 1], k_pool + tile + (dim - 1) * kTileKeys + lane);
-        copy(v, v_pool + tile + lane / 2 * 2 * dim + lane % 2, dim, 2);
-      } else {
-        copy(k, k_pool + tile + lane, dim, kTileKeys);
-        copy(v, v_pool + tile + lane * dim, dim, 1);
-      }
+      const int64_t tile = home + offset / kTileKeys * kTileKeys * dim;
+      const TileRun<From, To> tokens{dim, k, v, keys.token, values.token, k_pool + tile, v_pool + tile};
+      tokens.write(offset % kTileKeys, run);
     }
   }
 }

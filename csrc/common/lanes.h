@@ -26,16 +26,22 @@ PAGEMILL_LANES_INLINE Lanes lanes_of(float x) { return Lanes{} + x; }
 
 // mask: all bits of a lane set (a) or none (b), as comparisons give it.
 PAGEMILL_LANES_INLINE Lanes select(LaneInts mask, Lanes a, Lanes b) {
+#if defined(__AVX512F__)
+  return mask ? a : b;  // a masked move; without such, compilers would take lane after lane
+#else
   return (Lanes)((mask & (LaneInts)a) | (~mask & (LaneInts)b));
+#endif
 }
 
-PAGEMILL_LANES_INLINE LaneWords bf16_bits(Lanes v) {
+// A bfloat16 number as a float32, which it is the upper half of: to nearest, ties to even; NaNs stay.
+PAGEMILL_LANES_INLINE Lanes round_to_bf16(Lanes v) {
   const LaneWords bits = (LaneWords)v;
-  const LaneWords even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const LaneWords quiet = (bits >> 16) | 0x40u;
-  const LaneInts is_nan = (LaneInts)((bits & 0x7fffffffu) > 0x7f800000u);
-  return ((LaneWords)is_nan & quiet) | (~(LaneWords)is_nan & even);
+  const LaneWords even = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const Lanes rounded = select(v != v, (Lanes)(bits | 0x400000u), (Lanes)even);
+  return (Lanes)((LaneWords)rounded & 0xffff0000u);
 }
+
+PAGEMILL_LANES_INLINE LaneWords bf16_bits(Lanes v) { return (LaneWords)round_to_bf16(v) >> 16; }
 
 PAGEMILL_LANES_INLINE Lanes load(const float* p) {
   Lanes v;
@@ -74,7 +80,7 @@ PAGEMILL_LANES_INLINE void store_some(T* p, Lanes v, int64_t count) {
 // v as type T holds it.
 template <class T>
 PAGEMILL_LANES_INLINE Lanes rounded(Lanes v) {
-  return sizeof(T) == 2 ? (Lanes)(bf16_bits(v) << 16) : v;
+  return sizeof(T) == 2 ? round_to_bf16(v) : v;
 }
 
 // Call body(i, load, store) for 0, 16, 32, ... below count: `load(p)` and `store(p, v)` take the 16

@@ -21,15 +21,34 @@ void interleave(const char* const* x, int64_t m, int64_t whole, int64_t padded, 
   for (int64_t j = (padded - whole) * m; j > 0; --j) *to++ = To{};
 }
 
+// Pairs of two rows, one of each in turn, which go on `step` pairs further on. A word's lower half lies
+// first in memory, as everywhere here.
+void zip_rows(const char* x, const char* y, int64_t pairs, int64_t step, Pair* to) {
+  constexpr uint64_t kLower = 0xffffffffu;
+  int64_t k = 0;
+  for (; k + 2 <= pairs; k += 2, to += 2 * step) {
+    uint64_t a, b;
+    std::memcpy(&a, x + k * 4, 8);
+    std::memcpy(&b, y + k * 4, 8);
+    const uint64_t first = (a & kLower) | (b << 32), second = (a >> 32) | (b & ~kLower);
+    std::memcpy(to, &first, 8);
+    std::memcpy(to + step, &second, 8);
+  }
+  if (k == pairs) return;
+  std::memcpy(to, x + k * 4, 4);
+  std::memcpy(to + 1, y + k * 4, 4);
+}
+
+// One block of k of one group of rows: to[padded / 2][m] pairs, zeros past `whole`.
 void copy_pairs(const char* const* x, int64_t m, int64_t whole, int64_t padded, Pair* to) {
-  interleave<Pair>(x, m, whole / 2, padded / 2, to, [](const Pair* p) {
-    Pair pair;
-    std::memcpy(&pair, p, sizeof pair);
-    return pair;
-  });
-  if (whole % 2 == 0) return;
-  for (int64_t i = 0; i < m; ++i)
-    std::memcpy(&to[whole / 2 * m + i].first, x[i] + (whole - 1) * 2, 2);
+  const int64_t pairs = whole / 2;
+  int64_t i = 0;
+  for (; i + 2 <= m; i += 2) zip_rows(x[i], x[i + 1], pairs, m, to + i);
+  for (int64_t k = 0; i < m && k < pairs; ++k) std::memcpy(to + k * m + i, x[i] + k * 4, 4);
+  const size_t rest = static_cast<size_t>((padded / 2 - pairs) * m);
+  if (rest > 0) std::memset(to + pairs * m, 0, rest * sizeof(Pair));
+  for (i = 0; whole % 2 != 0 && i < m; ++i)
+    std::memcpy(&to[pairs * m + i].first, x[i] + (whole - 1) * 2, 2);
 }
 
 // One block of k of `unit` rows, of which `m` exist: to[k tiles][unit][64 bytes].

@@ -149,6 +149,28 @@ def test_a_row_is_the_same_among_1_to_300_rows_at_any_position(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gate", [None, "silu", "gelu_pytorch_tanh"])
+def test_an_output_is_the_same_among_any_number_of_outputs(
+    isa: str, dtype: torch.dtype, gate: str | None
+) -> None:
+    """The last ones of a matrix do not fill a vector."""
+    m, n, k = 5, 37, 65
+    x, w, up = (draw(rows, k, seed=i, dtype=dtype) for i, rows in enumerate((m, n, n)))
+    bias = draw(2 * n, seed=9, dtype=dtype)
+    ops._C.set_num_threads(1)
+
+    def run(count: int) -> Tensor:
+        if gate is None:
+            return ops.linear(x, packed(w[:count]), count, bias[:count].clone())
+        both = torch.cat([bias[:count], bias[n : n + count]])
+        return ops.linear(x, gated(w[:count], up[:count]), count, both, gate=gate)
+
+    whole = run(n)
+    for count in (1, 15, 16, 17, 31, 33):
+        assert torch.equal(run(count), whole[:, :count])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_in_chunks_of_a_long_prompt(isa: str, dtype: torch.dtype) -> None:
     n, k = 48, 577
     x, weights = draw(2048, k, dtype=dtype), packed(draw(n, k, seed=1, dtype=dtype))
