@@ -10,10 +10,12 @@ may have work to finish: a terminal, or a service manager, sends them to the who
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,6 +50,18 @@ def parent_connection(fd: int) -> Connection[Any, Any]:
     """Return the child's end of the socket; its own children do not get it."""
     os.set_inheritable(fd, False)
     return Connection(fd)
+
+
+def end_with_parent(connection: Connection[Any, Any]) -> None:
+    """End this process when its parent is gone, also while it is busy; called in the child."""
+
+    def wait() -> None:
+        gone = select.poll()
+        gone.register(connection.fileno(), 0)  # nothing but the other end's closing
+        gone.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="pagemill-parent", daemon=True).start()
 
 
 def kill_child(child: subprocess.Popen[bytes]) -> None:

@@ -32,6 +32,7 @@ from torch import Tensor
 from pagemill.config import EngineConfig
 from pagemill.errors import EngineDeadError
 from pagemill.executor.child_process import (
+    end_with_parent,
     exit_text,
     kill_child,
     parent_connection,
@@ -264,6 +265,7 @@ def main(fd: int) -> None:
     """Be the child: load, then answer steps until told to end or the parent is gone."""
     faulthandler.enable()
     pipe = parent_connection(fd)
+    end_with_parent(pipe)
     setup_logging()
     try:
         worker = Worker(pipe.recv())

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
+from pagemill.engine import mailbox
 from pagemill.engine.async_engine import AsyncLLMEngine
 from pagemill.engine.engine_thread import ThreadHome
 from pagemill.engine.input_processor import LengthRule
-from pagemill.errors import EngineDeadError, PromptTooLongError, RequestError, UnknownNameError
+from pagemill.errors import (
+    EngineDeadError,
+    InterruptedRequestError,
+    PromptTooLongError,
+    RequestError,
+    UnknownNameError,
+)
 from pagemill.outputs import RequestOutput
 from pagemill.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.harness import StatsList, assert_core_clean, make_core, says
@@ -240,6 +247,81 @@ def test_shutdown_ends_open_streams_and_may_come_twice() -> None:
             with pytest.raises(EngineDeadError, match="shut down"):
                 await task
             assert r.executor.is_shut_down
+
+    play(body())
+
+
+def test_an_engine_that_is_killed_ends_open_streams() -> None:
+    async def body() -> None:
+        async with running(forever) as r:
+            slow(r.executor)
+            task = asyncio.ensure_future(collect(r.engine, "p", max_tokens=None))
+            await asyncio.sleep(0.01)
+            r.engine.kill()
+            with pytest.raises(EngineDeadError, match="killed"):
+                await task
+        assert r.executor.is_shut_down
+
+    play(body())
+
+
+def test_an_interruption_ends_what_is_open_with_its_reason_and_nothing_else() -> None:
+    async def body() -> None:
+        async with running(forever) as r:
+            slow(r.executor, 0.01)
+            tasks = [
+                asyncio.ensure_future(collect(r.engine, "p", max_tokens=None, output_kind=kind))
+                for kind in RequestOutputKind
+            ]
+            await asyncio.sleep(0.05)
+            r.engine.interrupt("the time is over")
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, InterruptedRequestError)
+                assert str(result) == "the time is over"
+            await r.idle()
+            assert (await collect(r.engine, "p", max_tokens=2))[-1].outputs[0].text == ".."
+            ends = [f.finish_reason for s in r.stats.steps for f in s.finished]
+            assert ends == ["abort"] * 3 + ["length"]
+
+    play(body())
+
+
+@pytest.mark.parametrize("kind", [DELTA, RequestOutputKind.CUMULATIVE])
+def test_a_stream_that_is_read_late_tells_all_in_fewer_outputs(kind: RequestOutputKind) -> None:
+    async def body() -> None:
+        async with running(forever) as r:
+            params = SamplingParams(temperature=0.0, max_tokens=60, output_kind=kind, logprobs=1)
+            stream = r.engine.generate("p", params)
+            told = [await anext(stream)]
+            await r.idle()
+            told += [output async for output in stream]
+            assert len(told) <= 1 + mailbox.MOST_APART
+            shown = told if kind is DELTA else told[-1:]
+            assert "".join(o.outputs[0].text for o in shown) == "." * 60
+            logprobs = [entry for o in shown for entry in o.outputs[0].logprobs or []]
+            assert len(logprobs) == 60 and all(ord(".") in entry for entry in logprobs)
+
+    play(body())
+
+
+def test_a_stream_that_nobody_reads_ends_and_frees_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "MOST_WAITING", 20)
+
+    async def body() -> None:
+        async with running(forever) as r:
+            slow(r.executor)
+            params = SamplingParams(temperature=0.0, max_tokens=None, output_kind=DELTA)
+            stream = r.engine.generate("p", params)
+            await anext(stream)
+            other = await collect(r.engine, "q", max_tokens=40, output_kind=DELTA)
+            assert "".join(o.outputs[0].text for o in other) == "." * 40
+            await r.idle()
+            with pytest.raises(RequestError, match="read the stream faster"):
+                await anext(stream)
+            ends = [f.finish_reason for s in r.stats.steps for f in s.finished]
+            assert sorted(ends) == ["abort", "length"]
 
     play(body())
 
