@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models
 
-from pagemill import LLM, BeamSearchParams, SamplingParams
+from pagemill import LLM, BeamSearchParams, SamplingParams, native
 from pagemill.errors import RequestError
 from tests.models.tiny import TINY, save_tiny
 
@@ -66,6 +66,18 @@ def told(llm: LLM, prompts: list[list[int]], params: BeamSearchParams) -> list[T
     ]
 
 
+def assert_same(found: list[Told], expected: list[Told]) -> None:
+    """Compare to the bit; without the native kernels, which promise it, logprobs to rounding."""
+    if native.extension() is not None:
+        assert found == expected
+        return
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
+        assert [score for _, score in ours] == pytest.approx(
+            [score for _, score in theirs], abs=1e-3
+        )
+
+
 @pytest.mark.parametrize("early", [True, False, "never"])
 @pytest.mark.parametrize("penalty", [-0.5, 1.0, 2.0])
 @pytest.mark.parametrize("width", [2, 5])
@@ -97,7 +109,9 @@ def test_beams_are_those_of_transformers(
                 assert ours.tokens == row[: len(ours.tokens)]
                 assert set(row[len(ours.tokens) :]) <= {0}
                 assert ours.finish_reason == ("stop" if ours.tokens[-1] in ends else "length")
-            assert scores == pytest.approx(theirs.sequences_scores.tolist(), abs=2e-4)
+            # Of sums of logprobs: a penalty below 0 makes scores larger.
+            largest = 2e-4 * max(1.0, 9**-penalty)
+            assert scores == pytest.approx(theirs.sequences_scores.tolist(), abs=largest)
 
 
 PARAMS = BeamSearchParams(beam_width=4, max_tokens=12, ignore_eos=True)
@@ -118,7 +132,7 @@ def test_beams_do_not_depend_on_seats_chunks_pool_or_company(
 ) -> None:
     alone = [told(llm, [prompt], PARAMS)[0] for prompt in PROMPTS]
     with start(folder, **arguments) as other:
-        assert told(other, PROMPTS * 2, PARAMS) == alone * 2
+        assert_same(told(other, PROMPTS * 2, PARAMS), alone * 2)
 
 
 def test_small_pool_preempts_beams(folder: Path) -> None:
@@ -153,7 +167,7 @@ def test_beams_and_samples_share_an_engine(llm: LLM) -> None:
             if output.finished:
                 ended[output.request_id] = output
     beams = [(c.token_ids, c.cumulative_logprob) for c in ended["beams"].outputs]
-    assert beams == alone[0]
+    assert_same([beams], alone)
     (sample,) = llm.generate([PROMPTS[1]], greedy, use_tqdm=False)
     assert ended["greedy"].outputs[0].token_ids == sample.outputs[0].token_ids
 
