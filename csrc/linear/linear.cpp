@@ -236,7 +236,7 @@ void linear(uintptr_t x, int64_t x_stride, int64_t m, uintptr_t packed, int64_t 
 int64_t linear_scratch_bytes() {
   const int64_t sums = kMaxChunkRows * kMaxFinishTiles * kTile * static_cast<int64_t>(sizeof(float));
   const bool splits = pick(kTable)(Dtype::bfloat16)->splits_k;
-  return kActivationBytes + num_threads() * sums + (splits ? kSumBytes : 0);
+  return Scratch::taken(kActivationBytes + num_threads() * sums + (splits ? kSumBytes : 0));
 }
 
 }  // namespace pagemill

@@ -420,8 +420,8 @@ void linear_int8(uintptr_t x, int64_t x_stride, int64_t m, int dtype, int roundi
 
 int64_t linear_int8_scratch_bytes() {
   const int64_t sums = kMaxChunkRows * kMaxTiles * kTile * static_cast<int64_t>(sizeof(int32_t));
-  return kScratchBytes + kMaxChunkRows * static_cast<int64_t>(sizeof(RowScale)) +
-         num_threads() * (kMostK + sums);
+  return Scratch::taken(kScratchBytes + kMaxChunkRows * static_cast<int64_t>(sizeof(RowScale)) +
+                        num_threads() * (kMostK + sums));
 }
 
 double peak_int8_ops(int64_t rounds) {

@@ -400,7 +400,7 @@ int64_t qlinear_scratch_bytes() {
   const int64_t sums = 2 * kMaxChunkRows * kPanelTiles * kTile * 4;
   const int64_t decoded = kMaxFinishTiles * kStepHalves * kHalf * kTile * 4;
   // Sums of x: one for every 16 numbers at most.
-  return kScratchBytes + kScratchBytes / 8 + num_threads() * (sums + decoded);
+  return Scratch::taken(kScratchBytes + kScratchBytes / 8 + num_threads() * (sums + decoded));
 }
 
 }  // namespace pagemill

@@ -9,7 +9,6 @@ the cache and attends.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,8 @@ from pagemill.device.host_memory import lazy_zeros
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE_DTYPES = {**_DTYPES, torch.int8: 2}
+_LARGE_SCRATCH = 1 << 17  # from here on in whole pages of 2 MiB; csrc/common/scratch.h says why
+_HUGE_PAGE = 1 << 21
 
 
 class CPUPlan:
@@ -136,7 +137,7 @@ class CPUAttention:
 
     def grow_scratch(self, size_bytes: int) -> None:
         """Replace the scratch memory by a larger piece, which is nobody's temporary."""
-        self.scratch = torch.from_numpy(np.empty(size_bytes, np.uint8))
+        self.scratch = lazy_zeros((_taken(size_bytes),), torch.uint8)
 
     def peak_bytes(
         self,
@@ -149,7 +150,7 @@ class CPUAttention:
     ) -> int:
         """Return an upper bound of what one `forward` holds beside its arguments, the plan included."""
         extension = native.required()
-        scratch: int = extension.attention_scratch_bytes(
+        scratch = extension.attention_scratch_bytes(
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
@@ -162,4 +163,10 @@ class CPUAttention:
         # Units of work, about a hundred bytes each, of layers of two kinds; no sequence has fewer than one
         # a key head, and there are no more than a key head and token.
         units = 2 * 2 * 128 * spec.num_kv_heads * min(max_tokens, max_seqs + max_tokens)
-        return scratch + result + sinks + units
+        return _taken(scratch) + result + sinks + units
+
+
+def _taken(size_bytes: int) -> int:
+    """Return the scratch memory that is taken where so much is needed."""
+    unit = 1 if size_bytes < _LARGE_SCRATCH else _HUGE_PAGE
+    return -(-size_bytes // unit) * unit
