@@ -23,6 +23,9 @@ window, for the most that it needs at once), though its first chunk may need few
 unfinished prompts still need is set aside. One that does not fit is passed over by smaller ones behind it;
 after a step in which `MOST_PASSES` were reached nobody passes it any more, so it is not starved.
 
+Looking costs time, so the order of the policy is followed until `_LOOK_AHEAD` could not be admitted. If there are
+more behind those, the smallest of all that wait come next: so many long ones never hide a short one.
+
 The plan counts blocks and never names them; the block manager's commit picks them. The commit cannot run
 out: it frees all victims first, so each block that it finds shared was shared in the plan too, and a block
 that a victim frees in the plan alone is one that a planned sequence then keeps instead of a copy.
@@ -58,7 +61,7 @@ class DraftChooser(Protocol):
 
 # Once so many sequences were admitted past one that does not fit, no further one is.
 MOST_PASSES = 16
-# So many that cannot be admitted are looked at in a step, at most.
+# So many that cannot be admitted are looked at in a step, at most, in either order.
 _LOOK_AHEAD = 32
 
 
@@ -69,6 +72,7 @@ class PlanView:
     # In the order of admission_key; without those that cannot go on before the step in flight has a result.
     running: Iterable[Sequence]
     waiting: Iterable[Sequence]  # likewise; read only as far as sequences are admitted
+    smallest: Iterable[Sequence]  # the same ones, those with the fewest tokens first; read likewise
     # Waiting ones with blocks; asked when blocks are short.
     holders: Callable[[], Iterable[Sequence]]
     blocks: BlockView
@@ -175,38 +179,51 @@ class _Draft:
         self._schedule(sequence, fitting)
 
     def _admit(self) -> None:
-        """Plan waiting sequences in order, as far as seats, tokens and blocks allow."""
-        if self._seats_left == 0:
-            return  # nobody has to be looked at
-        num_waited = 0
-        for sequence in self._view.waiting:
+        """Plan waiting sequences as far as seats, tokens and blocks allow: in order, then by size."""
+        seen: set[int] = set()
+        if self._seats_left and not self._admit_from(self._view.waiting, seen):
+            self._admit_from(self._view.smallest, seen)
+
+    def _admit_from(self, waiting: Iterable[Sequence], seen: set[int]) -> bool:
+        """Admit those of one order that were not `seen`; False: nobody behind `_LOOK_AHEAD` was looked at."""
+        num_failed = 0
+        for sequence in waiting:
             if self._seats_left == 0 or self._tokens_left == 0 or self._preempted:
-                return
-            if len(self._unfit) + num_waited == _LOOK_AHEAD:
-                return
+                return True
+            if num_failed == _LOOK_AHEAD:
+                return False
+            if sequence.seq_id in seen:
+                continue
+            seen.add(sequence.seq_id)
             hits = self._blocks.hits(sequence)
             num_left = sequence.num_remaining - hits.num_tokens
             if not self._has_room(sequence, hits):
                 if self._num_others or self._planned:
+                    num_failed += 1
                     self._unfit.append(sequence)
                     if sequence.num_passes >= MOST_PASSES:
-                        return
+                        return True
                     continue
                 # Nothing else can run, so what is in the way are forks that wait with their blocks.
                 while not self._has_room(sequence, hits):
                     freed = self._preempt_for(sequence)
                     assert freed, "the pool must hold one sequence of full length"
             if self._longest and num_left > max(self._tokens_left, self._longest // 2):
-                num_waited += 1  # its turn comes when the prompts before it are done
+                num_failed += 1  # its turn comes when the prompts before it are done
                 continue
-            self._seats_left -= 1
-            self._num_passed = len(self._unfit)
-            share = self._share(num_left)
-            if self._blocks.lets_go:  # the blocks for a chunk are there, not those for all of it
-                share = self._blocks.first_that_fit(sequence, hits, share, self._set_aside)
-                assert share > 0, "room was found for all of it"
-            self._schedule(sequence, share, hits)
-            self._note_prompt(sequence)
+            self._begin(sequence, hits, num_left)
+        return True
+
+    def _begin(self, sequence: Sequence, hits: PrefixHits, num_left: int) -> None:
+        """Give a waiting sequence that has room its seat and its first share."""
+        self._seats_left -= 1
+        self._num_passed = len(self._unfit)
+        share = self._share(num_left)
+        if self._blocks.lets_go:  # the blocks for a chunk are there, not those for all of it
+            share = self._blocks.first_that_fit(sequence, hits, share, self._set_aside)
+            assert share > 0, "room was found for all of it"
+        self._schedule(sequence, share, hits)
+        self._note_prompt(sequence)
 
     def _share(self, num_remaining: int) -> int:
         """Return the tokens of one sequence: all, or half of what is left if it does not end."""

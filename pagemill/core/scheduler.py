@@ -212,6 +212,7 @@ class Scheduler:
         view = PlanView(
             running=running,
             waiting=self._roster.waiting,
+            smallest=self._roster.waiting.smallest,
             holders=self._roster.waiting_holders,
             blocks=self._blocks,
             drafts=self._drafts,

@@ -53,8 +53,11 @@ class State:
     def holders(self) -> list[Sequence]:
         return [s for s in self.waiting if self.blocks.table(s.seq_id)]
 
+    def smallest(self) -> list[Sequence]:
+        return sorted(self.waiting, key=lambda s: s.num_remaining)
+
     def plan(self, max_num_tokens: int = 100, max_num_seqs: int = 10) -> StepPlan:
-        view = PlanView(self.running, self.waiting, self.holders, self.blocks)
+        view = PlanView(self.running, self.waiting, self.smallest(), self.holders, self.blocks)
         return plan_step(view, StepLimits(max_num_tokens, max_num_seqs), FCFS)
 
 
@@ -328,7 +331,7 @@ def test_plan_keeps_its_promises(
     limits = StepLimits(max_num_tokens, max(1, len(state.running) + num_spare_seats))
 
     before = snapshot(state)
-    view = PlanView(state.running, state.waiting, state.holders, state.blocks)
+    view = PlanView(state.running, state.waiting, state.smallest(), state.holders, state.blocks)
     plan = plan_step(view, limits, policy)
     assert snapshot(state) == before, "planning writes"
     assert plan_step(view, limits, policy) == plan, "planning depends on more than its arguments"
@@ -386,9 +389,30 @@ def test_plan_looks_at_a_bounded_part_of_a_long_queue() -> None:
     state = State(num_blocks=40, block_size=4)
     state.run(make_sequence(0, 100, num_computed=99))
     queue = Watched([make_sequence(i, 100) for i in range(1, 5000)])
-    view = PlanView(state.running, queue, state.holders, state.blocks)
+    view = PlanView(state.running, queue, queue, state.holders, state.blocks)
     assert shares(plan_step(view, StepLimits(1000, 64), FCFS)) == {0: 1}
-    assert 0 < queue.num_read < 50
+    assert 0 < queue.num_read < 100
     queue.num_read = 0
     plan_step(view, StepLimits(1000, 1), FCFS)
     assert queue.num_read == 0, "nobody has to be looked at when there is no seat"
+
+
+def test_a_short_one_is_found_behind_any_number_of_long_ones_that_wait_for_their_turn() -> None:
+    state = State(num_blocks=40_000, block_size=4)
+    state.run(make_sequence(0, 900))
+    state.waiting = [make_sequence(i, 900) for i in range(1, 150)] + [make_sequence(150, 5)]
+    plan = state.plan(max_num_tokens=64, max_num_seqs=256)
+    assert shares(plan)[150] == 5
+    assert len(shares(plan)) == 2
+
+
+def test_a_small_one_is_found_behind_any_number_that_do_not_fit() -> None:
+    state = State(num_blocks=64, block_size=4)
+    state.run(make_sequence(0, 100, num_computed=99))
+    state.waiting = [make_sequence(i, 200) for i in range(1, 150)] + [make_sequence(150, 5)]
+    plan = state.plan(max_num_tokens=1000, max_num_seqs=256)
+    assert shares(plan) == {0: 1, 150: 5}
+    assert plan.passed
+    for sequence in state.waiting[:32]:
+        sequence.num_passes = MOST_PASSES
+    assert shares(state.plan(max_num_tokens=1000, max_num_seqs=256)) == {0: 1}, "starved"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pagemill.config import SchedulerConfig
-from pagemill.core.policies import POLICIES, fair, fcfs, prefix, priority
+from pagemill.core.policies import POLICIES, fair, fcfs, prefix, priority, walled
 from pagemill.core.scheduler import Scheduler
 from pagemill.messages import SchedulerOutput, SequenceOutput, StepOutput
 from tests.core.fake_ranks import make_request
@@ -30,6 +30,7 @@ KEYS: list[tuple[Any, str]] = [
     (fair, "arrival_key"),
     (prefix.PrefixQueue, "_key"),
     (priority, "turn_key"),
+    (walled, "_size"),
 ]
 
 
@@ -74,13 +75,12 @@ class Operations:
         return lambda *what: Counted(make(*what))
 
 
-class Counting:
-    """A queue that counts whom it yields."""
+class Yielding:
+    """An order of sequences that counts whom it yields."""
 
     def __init__(self, queue: Any, operations: Operations) -> None:
         self._queue = queue
         self._operations = operations
-        self.add, self.remove = queue.add, queue.remove
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -89,6 +89,15 @@ class Counting:
         for sequence in self._queue:
             self._operations.count += 1
             yield sequence
+
+
+class Counting(Yielding):
+    """The queue of the waiting, in both of its orders."""
+
+    def __init__(self, queue: Any, operations: Operations) -> None:
+        super().__init__(queue, operations)
+        self.add, self.remove = queue.add, queue.remove
+        self.smallest = Yielding(queue.smallest, operations)
 
 
 class Service:

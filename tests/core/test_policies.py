@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from pagemill.core.policies import POLICIES
 from pagemill.core.policies.base import PolicySetting
 from pagemill.core.policies.fair import Tenants
 from pagemill.core.policies.prefix import MOST_PASSED
-from pagemill.core.policies.priority import STEP_S, Priority
+from pagemill.core.policies.priority import MOST_S, STEP_S, Priority, delay_s
 from pagemill.core.sequence import Sequence
 from tests.core.fake_ranks import NO_PREFIXES, expected_tokens, make_request, policy_names
 from tests.core.test_planner import FCFS, make_sequence
@@ -114,6 +116,19 @@ def test_lower_priority_numbers_are_served_first_and_arrival_breaks_ties() -> No
 def test_waiting_makes_up_for_priority() -> None:
     assert served(("old", 1, 0.0), ("new", 0, STEP_S - 1)) == ["new", "old"]
     assert served(("old", 1, 0.0), ("new", 0, STEP_S + 1)) == ["old", "new"]
+
+
+def test_no_priority_puts_a_request_off_without_end() -> None:
+    numbers = [*range(-100, 101), 10**4, 2**31 - 1]
+    delays = [delay_s(number) for number in numbers]
+    assert all(a < b for a, b in pairwise(delays)), "a larger number never comes first"
+    assert delays[-1] <= MOST_S
+    assert delay_s(-(2**31)) >= -MOST_S
+    assert delay_s(1) == STEP_S
+    last, first = 2**31 - 1, -(2**31)
+    assert served(("old", last, 0.0), ("new", first, 2 * MOST_S - 1)) == ["new", "old"]
+    assert served(("old", last, 0.0), ("new", first, 2 * MOST_S + 1)) == ["old", "new"]
+    assert served(("a", last, 0.0), ("b", last - 1, 0.0)) == ["b", "a"]
 
 
 @pytest.mark.parametrize("priority", [1, 2])
@@ -433,3 +448,15 @@ def test_what_the_host_tier_has_counts_as_cached() -> None:
     tiers.host.clear()
     tiers.tables.clear()
     assert list(queue) == [known, plain, swapped]
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_short_request_never_waits_for_the_whole_of_a_long_prompt(policy: str) -> None:
+    sim = Simulation(4000, 16, max_model_len=1024, max_tokens=64, max_seqs=64, policy=policy)
+    for number in range(60):
+        sim.add(make_request(f"long{number}", 900, max_tokens=2))
+    sim.add(make_request("short", 5, max_tokens=2))
+    for _ in range(4):
+        sim.step()
+    assert sim.samples["short"]
+    assert not any(sim.samples[f"long{number}"] for number in range(60))

@@ -29,7 +29,7 @@ class WalledPolicy:
         self._policy = policy
         self._broken: dict[int, tuple[SequenceGroup, Exception]] = {}  # by number of the group
 
-    def make_queue(self) -> WaitingQueue:
+    def make_queue(self) -> WalledQueue:
         """Return the policy's queue, walled too."""
         return WalledQueue(self._policy.make_queue(), self._break)
 
@@ -86,6 +86,7 @@ class WalledQueue:
     def __init__(
         self, queue: WaitingQueue, fail: Callable[[SequenceGroup, Exception], None]
     ) -> None:
+        self.smallest = SequenceQueue(_size)  # the members, those with the fewest tokens first
         self._queue = queue
         self._fail = fail
         self._members: dict[int, Sequence] = {}
@@ -119,10 +120,12 @@ class WalledQueue:
             self._fail(sequence.group, error)
             self._strays.add(sequence.seq_id)
         self._members[sequence.seq_id] = sequence
+        self.smallest.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take one out that is queued."""
         del self._members[sequence.seq_id]
+        self.smallest.remove(sequence)
         if sequence.seq_id in self._strays:
             self._strays.remove(sequence.seq_id)
             return
@@ -144,3 +147,7 @@ class WalledQueue:
 
 def _arrival(sequence: Sequence) -> Key:
     return (sequence.group.number, sequence.seq_id)
+
+
+def _size(sequence: Sequence) -> Key:
+    return (sequence.num_remaining, sequence.group.number)
