@@ -18,6 +18,18 @@ _TIME = "%m-%d %H:%M:%S"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no such in 3.10
+    """Writes to what is `sys.stderr` at the time: a program may replace it, and close what it was."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Return the standard error of now."""
+        return sys.stderr
+
+
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of a module; pass `__name__`."""
     return logging.getLogger(name)
@@ -31,7 +43,7 @@ def setup_logging(stream: TextIO | None = None) -> None:
     level = env.log_level()
     if level not in _LEVELS:
         raise ConfigError(f"PAGEMILL_LOG_LEVEL is {level!r}; use DEBUG, INFO, WARNING or ERROR")
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
     logger.addHandler(handler)
     logger.setLevel(level)

@@ -20,7 +20,7 @@ from pagemill.checkpoint.plain_rows import PlainRows
 from pagemill.errors import CheckpointError
 from pagemill.models.blocks import DecoderLM
 from pagemill.models.loader import load_model
-from pagemill.quant import base, repacked, waiting
+from pagemill.quant import base, code_sources, waiting
 from tests.checkpoint.test_gguf_files import FAMILIES, original
 from tests.models.driver import prompt_logits
 from tests.models.tiny import model_config
@@ -49,7 +49,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def begin() -> None:
         monkeypatch.setattr(plain_rows, "_WHOLE_BYTES", 0)
-        for module in (waiting, base, repacked):
+        for module in (waiting, base, code_sources):
             monkeypatch.setattr(module, "_SLICE_ELEMENTS", 512)
         monkeypatch.setattr(waiting, "_READ_ELEMENTS", 512)
 
