@@ -18,7 +18,7 @@ _TIME = "%m-%d %H:%M:%S"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no such in 3.10
+class _StderrHandler(logging.StreamHandler):
     """Writes to what is `sys.stderr` at the time: a program may replace it, and close what it was."""
 
     def __init__(self) -> None:
