@@ -18,14 +18,14 @@ _TIME = "%m-%d %H:%M:%S"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-class _StderrHandler(logging.StreamHandler):
+class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # 3.10 takes none
     """Writes to what is `sys.stderr` at the time: a program may replace it, and close what it was."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]
+    def stream(self) -> TextIO:
         """Return the standard error of now."""
         return sys.stderr
 
