@@ -3,7 +3,11 @@
 A reader that keeps up gets every output as it was made. For one that does not, outputs become one: what is
 told in pieces (`RequestOutputKind.DELTA`) is joined, of what is told from the beginning each time the last
 remains. So what waits costs no more than its tokens, and a reader misses nothing but the moments. There is an
-end to that too: past `MOST_WAITING` tokens and alternatives nobody is reading, and the request has to end.
+end to that too. One step may tell more than `MOST_WAITING` tokens and alternatives (a whole vocabulary, of
+several samples), so size alone says nothing of a reader: when more than that waits, nothing was taken for
+`PATIENCE_S` seconds, and there are news again, nobody is reading, and the request has to end. So it has where
+more than `MOST_FOR_A_READER` wait for one who takes them too slowly. Never does more wait than that and the
+news of one step.
 
 One is owned by each stream of `engine.async_engine`, which puts and takes in the stream's event loop.
 """
@@ -11,7 +15,9 @@ One is owned by each stream of `engine.async_engine`, which puts and takes in th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 
 from pagemill.errors import PagemillError, RequestError
 from pagemill.outputs import CompletionOutput, RequestOutput
@@ -19,8 +25,12 @@ from pagemill.sampling_params import RequestOutputKind
 
 # So many wait as they were made: a reader that other work holds up for a moment sees no difference.
 MOST_APART = 32
-# Tokens, and alternatives told with them, that wait for one reader: some ten megabytes without alternatives.
+# Tokens, and alternatives told with them, that wait for nobody: some ten megabytes without alternatives.
 MOST_WAITING = 1 << 18
+# Longer than it takes to write out the news of one step, while which nothing is taken.
+PATIENCE_S = 10.0
+# The same for a reader who takes some now and then: about a gigabyte of alternatives.
+MOST_FOR_A_READER = 1 << 22
 
 Item = RequestOutput | PagemillError
 
@@ -28,10 +38,16 @@ Item = RequestOutput | PagemillError
 class Mailbox:
     """Used in the event loop that it was made in, by one reader."""
 
-    __slots__ = ("_arrived", "_is_delta", "_items", "_num_waiting", "_overflowed", "loop")
+    __slots__ = (
+        "_arrived", "_clock", "_is_delta", "_items", "_num_waiting", "_overflowed", "_since", "loop"
+    )  # fmt: skip
 
-    def __init__(self, kind: RequestOutputKind) -> None:
+    def __init__(
+        self, kind: RequestOutputKind, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._clock = clock
+        self._since = clock()  # when something was taken, or began to wait
         self._is_delta = kind is RequestOutputKind.DELTA
         self._items: deque[Item] = deque()
         self._arrived = asyncio.Event()
@@ -45,22 +61,19 @@ class Mailbox:
         """
         if self._overflowed:
             return True
-        if isinstance(item, RequestOutput):
-            self._add(item)
-        else:
-            self._items.append(item)
+        if not self._items:
+            self._since = self._clock()
         self._arrived.set()
-        if self._num_waiting <= MOST_WAITING:
+        if not isinstance(item, RequestOutput):
+            self._items.append(item)
+            return True
+        ends = self._end()
+        if ends is None:
+            self._add(item)
             return True
         self._overflowed = True
         self._items.clear()
-        self._items.append(
-            RequestError(
-                f"the request was ended: {self._num_waiting} tokens and alternatives of its output were "
-                f"waiting to be read, and at most {MOST_WAITING} may; read the stream faster, or ask for "
-                "fewer logprobs or samples"
-            )
-        )
+        self._items.append(ends)
         return False
 
     async def take(self) -> Item:
@@ -69,9 +82,26 @@ class Mailbox:
             self._arrived.clear()
             await self._arrived.wait()
         item = self._items.popleft()
+        self._since = self._clock()
         if self._is_delta and isinstance(item, RequestOutput):
             self._num_waiting -= _size(item)
         return item
+
+    def _end(self) -> RequestError | None:
+        """Return the error to end the request with, by what waits before its latest news."""
+        if self._num_waiting <= MOST_WAITING:
+            return None
+        idle_s = self._clock() - self._since
+        if idle_s < PATIENCE_S and self._num_waiting <= MOST_FOR_A_READER:
+            return None
+        if idle_s < PATIENCE_S:
+            limit = f"at most {MOST_FOR_A_READER} may"
+        else:
+            limit = f"at most {MOST_WAITING} may where nothing is read for {PATIENCE_S:g} s"
+        return RequestError(
+            f"the request was ended: {self._num_waiting} tokens and alternatives of its output were "
+            f"waiting to be read, and {limit}; read the stream faster, or ask for fewer logprobs or samples"
+        )
 
     def _add(self, output: RequestOutput) -> None:
         if self._is_delta:

@@ -308,6 +308,7 @@ def test_a_stream_that_nobody_reads_ends_and_frees_its_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mailbox, "MOST_WAITING", 20)
+    monkeypatch.setattr(mailbox, "PATIENCE_S", 0.0)
 
     async def body() -> None:
         async with running(forever) as r:

@@ -110,17 +110,85 @@ def test_an_error_comes_behind_what_was_said() -> None:
     in_loop(body)
 
 
+class Watch:
+    """A clock that tests move on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def large(number: int, size: int = 100) -> RequestOutput:
+    """Return news of one step: a token of each of two samples, with so many alternatives in all."""
+    entry = {n: Logprob(-0.5, 1, "x") for n in range(size // 2 - 1)}
+    samples = [CompletionOutput(index, "x", [number], logprobs=[entry]) for index in range(2)]
+    return RequestOutput("r", "p", [1], None, samples, False)
+
+
 def test_past_its_end_the_reader_finds_an_error_and_the_request_is_to_be_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mailbox, "MOST_WAITING", 100)
 
     async def body() -> None:
-        box = Mailbox(DELTA)
-        told = [box.put(piece(number)) for number in range(60)]  # a token and an alternative each
-        assert told == [True] * 50 + [False] + [True] * 9
+        clock = Watch()
+        box = Mailbox(DELTA, clock)
+        told = []
+        for number in range(60):  # a token and an alternative each
+            told.append(box.put(piece(number)))
+            clock.now += mailbox.PATIENCE_S / 50
+        assert told == [True] * 51 + [False] + [True] * 8
         error = await box.take()
         assert isinstance(error, RequestError) and "102 tokens and alternatives" in str(error)
+        assert f"nothing is read for {mailbox.PATIENCE_S:g} s" in str(error)
         assert not box._items
+
+    in_loop(body)
+
+
+def test_steps_of_any_size_end_no_request_whose_reader_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "MOST_WAITING", 99)
+
+    async def body() -> None:
+        clock = Watch()
+        box = Mailbox(DELTA, clock)
+        clock.now = 1000.0  # the request waited for its turn
+        for number in range(50):  # two wait at once while the reader writes one out
+            assert box.put(large(number))
+            clock.now += mailbox.PATIENCE_S - 1
+            if number:
+                output = await box.take()
+                assert isinstance(output, RequestOutput)
+                assert output.outputs[0].token_ids == [number - 1]
+        assert box.put(EngineDeadError("gone"))
+
+    in_loop(body)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_waits_never_exceeds_the_bound_and_the_news_of_one_step(
+    monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(mailbox, "MOST_WAITING", 150)
+    monkeypatch.setattr(mailbox, "MOST_FOR_A_READER", 950)
+
+    async def body() -> None:
+        clock = Watch()
+        box = Mailbox(DELTA, clock)
+        most, number = 0, 0
+        while box.put(large(number)):
+            number += 1
+            most = max(most, box._num_waiting)
+            clock.now += mailbox.PATIENCE_S / 4
+            if reads and number % 3 == 0:  # slower than the news come
+                await box.take()
+        assert most == (1000 if reads else 400)
+        error = await box.take()
+        assert isinstance(error, RequestError)
+        assert ("at most 950 may" if reads else "at most 150 may") in str(error)
 
     in_loop(body)
