@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import typing
 
 from pagemill.engine_args import EngineArgs
 from pagemill.errors import ConfigError
@@ -31,9 +32,6 @@ _TEXTS = (
 _PATHS = (
     "model", "tokenizer", "download_dir", "generation_config", "swap_dir", "kv_cache_file",
 )  # fmt: skip
-_SWITCHES = (
-    "skip_tokenizer_init", "enforce_eager", "disable_custom_all_reduce", "disable_log_stats", "debug",
-)  # fmt: skip
 
 
 def check_arguments(args: EngineArgs) -> None:
@@ -48,15 +46,8 @@ def check_arguments(args: EngineArgs) -> None:
             raise _bad(f.name, value, f"one of {', '.join(choices)}")
     for name in _TEXTS:
         _check_text(args, name)
-    for name in _SWITCHES:
-        if not isinstance(getattr(args, name), bool):
-            raise _bad(name, getattr(args, name), "True or False")
-    chunked = args.enable_chunked_prefill
-    if chunked is not None and not isinstance(chunked, bool):
-        raise _bad("enable_chunked_prefill", chunked, "True, or None for the same")
+    _check_switches(args)
     ahead = args.async_scheduling
-    if ahead is not None and not isinstance(ahead, bool):
-        raise _bad("async_scheduling", ahead, "True, False, or None for the default")
     if ahead and args.distributed_executor_backend not in ("mp", "multi_process"):
         raise ConfigError(
             "async_scheduling plans a step while another process computes the one before: it needs "
@@ -84,6 +75,22 @@ def check_arguments(args: EngineArgs) -> None:
         isinstance(p, str) and re.fullmatch(r"[\w.]+:[\w.]+", p) for p in processors
     ):
         raise _bad("logits_processors", processors, "a list of 'module:attribute' strings")
+
+
+def _check_switches(args: EngineArgs) -> None:
+    """Check every field that is declared `bool` or `bool | None`: in Python 1 and "no" are true as well."""
+    for name, hint in typing.get_type_hints(type(args)).items():
+        kinds = {hint, *typing.get_args(hint)}
+        if bool not in kinds:
+            continue
+        value = getattr(args, name)
+        is_optional = type(None) in kinds
+        if isinstance(value, bool) or (value is None and is_optional):
+            continue
+        wanted = "True, False, or None for the default" if is_optional else "True or False"
+        if name == "enable_chunked_prefill":
+            wanted = "True, or None for the same"
+        raise _bad(name, value, wanted)
 
 
 def _check_tenant_weights(args: EngineArgs) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +295,20 @@ def test_a_value_out_of_range_is_refused_by_name(folder: Path, name: str, value:
         resolve(EngineArgs(**{"model": str(folder), name: value}))
     assert str(caught.value).startswith(f"{name} is {value!r}")
     assert "must be" in str(caught.value)
+
+
+SWITCHES = [
+    name
+    for name, hint in typing.get_type_hints(EngineArgs).items()
+    if bool in {hint, *typing.get_args(hint)}
+]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_only_looks_like_a_switch_is_refused_by_name(folder: Path, name: str) -> None:
+    for value in ("yes", "no", "", 0, 1, 0.0, [], "True"):
+        with pytest.raises(ConfigError, match=f"^{name}(=| is ){re.escape(repr(value))}"):
+            resolve(EngineArgs(**{"model": str(folder), name: value}))
 
 
 @pytest.mark.parametrize(
