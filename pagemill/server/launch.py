@@ -35,6 +35,7 @@ from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.log import get_logger
 from pagemill.server.app import build_app
 from pagemill.server.engine_client import EngineClient
+from pagemill.server.listening import cannot_listen
 from pagemill.server.serving import Serving
 from pagemill.server.settings import ServerArgs
 from pagemill.server.template_source import read_template
@@ -177,7 +178,12 @@ class _Server:
         await asyncio.wait({serving})
         error = None if serving.cancelled() else serving.exception()
         if isinstance(error, OSError):
-            raise ConfigError(f"cannot listen on {self._serving.settings.uds}: {error}") from None
+            settings = self._serving.settings
+            if self._sockets is not None:
+                raise cannot_listen(settings.host, settings.port, error) from None
+            raise ConfigError(
+                f"cannot listen on {settings.uds}: {error}; choose another --uds"
+            ) from None
         if error is not None:
             raise error
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import fcntl
 import signal
 import socket
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
 import pytest
 
 from pagemill.errors import ConfigError
+from pagemill.server.launch import _Server
 from pagemill.server.listening import listen
+from pagemill.server.serving import Serving
 from pagemill.server.settings import ServerArgs
 from pagemill.server.template_source import read_template
 from tests.server.harness import until
@@ -86,3 +91,19 @@ def test_names_that_mean_nothing_to_the_system_are_refused_by_field() -> None:
     for host in ("a\0b", "a..b", "\ud800"):
         with pytest.raises(ConfigError, match="^host is "):
             listen(host, 0)
+
+
+def test_a_port_that_is_taken_while_the_server_starts_is_named_with_what_to_do() -> None:
+    async def fails() -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    async def body(settings: ServerArgs, bound: socket.socket | None) -> None:
+        server = _Server(Serving(settings, "m"), Future(), bound)
+        await server._ended(asyncio.ensure_future(fails()))
+
+    at = ServerArgs(host="127.0.0.1", port=8123)
+    words = "^cannot listen on 127.0.0.1 port 8123: Address already in use; choose another --port"
+    with listen("127.0.0.1", 0) as bound, pytest.raises(ConfigError, match=words):
+        asyncio.run(body(at, bound))
+    with pytest.raises(ConfigError, match="^cannot listen on a/socket: .*; choose another --uds"):
+        asyncio.run(body(ServerArgs(uds="a/socket"), None))

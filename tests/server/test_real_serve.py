@@ -199,15 +199,16 @@ def test_signal_to_the_whole_group_lets_a_stream_end_whole_and_waits_for_no_half
         assert serve.process.wait(30) == 0, serve.log
 
 
-@pytest.mark.parametrize("moment", ["engine started", "port open"])
+@pytest.mark.parametrize("moment", ["engine started", "port answers"])
 def test_signal_while_the_model_loads_ends_both_processes_with_exit_code_0(
     tiny_llama: Path, moment: str
 ) -> None:
     with started(str(tiny_llama)) as serve:
         until(lambda: bool(serve.children()), timeout_s=60)
         (engine,) = serve.children()
-        if moment == "port open":
-            until(lambda: _listens(serve.process.pid), timeout_s=60)
+        if moment == "port answers":
+            (port,) = _listening_ports(serve.process.pid)
+            assert httpx.get(f"http://127.0.0.1:{port}/version", timeout=60).status_code == 200
         assert serve.end(signal.SIGTERM) == 0, serve.log
     until(lambda: not Path(f"/proc/{engine}").exists())
 
@@ -306,15 +307,16 @@ def test_missing_certificate_is_one_line_and_exit_code_1(tiny_llama: Path) -> No
     assert "pagemill: error: ssl_certfile" in serve.log[-1]
 
 
-def _listens(pid: int) -> bool:
-    """Return whether a process has a listening TCP socket."""
+def _listening_ports(pid: int) -> list[int]:
+    """Return the TCP ports that a process listens on."""
     inodes = {
         os.readlink(fd).removeprefix("socket:[").removesuffix("]")
         for fd in Path(f"/proc/{pid}/fd").iterdir()
         if fd.exists() or fd.is_symlink()
     }
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return any(row[3] == "0A" and row[9] in inodes for row in rows)
+    listening = [row for row in rows if row[3] == "0A" and row[9] in inodes]
+    return [int(row[1].partition(":")[2], 16) for row in listening]
 
 
 def test_speculation_answers_the_same_over_http_and_is_counted(

@@ -236,8 +236,7 @@ def test_each_request_is_one_log_line_unless_that_is_off(
 def test_address_in_use_is_an_error_that_names_the_port() -> None:
     from pagemill.errors import ConfigError
 
-    with listen("127.0.0.1", 0) as bound:
-        bound.listen()
+    with listen("127.0.0.1", 0) as bound:  # its server does not serve yet
         port = bound.getsockname()[1]
         with pytest.raises(ConfigError, match=f"{port}.*--port"):
             listen("127.0.0.1", port)
