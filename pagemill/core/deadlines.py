@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pagemill.core.sequence import SequenceGroup
 
+_SHORTEST_S = 1e-6  # of a timeout that is told to the digit
 _FEW = 1024  # entries that are not worth sweeping
 
 
@@ -55,6 +56,11 @@ class Deadlines:
         return list(expired.values())
 
 
+def _shown_s(limit: float) -> str:
+    """Return a timeout in words: one that is lost in the difference of two moments is not 0."""
+    return f"{limit:.3g} s" if limit >= _SHORTEST_S else f"less than {_SHORTEST_S:g} s"
+
+
 def _message(group: SequenceGroup, kind: str, now: float) -> str:
     deadlines = group.request.deadlines
     assert deadlines is not None
@@ -63,7 +69,7 @@ def _message(group: SequenceGroup, kind: str, now: float) -> str:
         assert deadlines.start_by is not None
         limit = deadlines.start_by - deadlines.since
         return (
-            f"the request waited {waited:.3g} s and was not begun; its start_timeout is {limit:.3g} s. "
+            f"the request waited {waited:.3g} s and was not begun; its start_timeout is {_shown_s(limit)}. "
             "Raise start_timeout, or send less at once"
         )
     assert deadlines.end_by is not None
@@ -71,5 +77,5 @@ def _message(group: SequenceGroup, kind: str, now: float) -> str:
     num_tokens = sum(len(s.output_token_ids) for s in group.sequences.values())
     return (
         f"the request was not finished after {waited:.3g} s ({num_tokens} tokens were generated); its "
-        f"request_timeout is {limit:.3g} s. Raise request_timeout, or lower max_tokens"
+        f"request_timeout is {_shown_s(limit)}. Raise request_timeout, or lower max_tokens"
     )

@@ -34,6 +34,24 @@ def test_request_that_is_not_begun_in_time_is_dropped() -> None:
     sim.run()
 
 
+def test_a_timeout_too_short_to_measure_is_not_told_as_0() -> None:
+    sim = service()
+    sim.now = 1e5
+    for request_id, start, end in (
+        ("start", sim.now + 1e-300, None),
+        ("end", None, sim.now + 1e-9),
+    ):
+        deadlines = RequestDeadlines(sim.now, start, end)
+        sim.add(make_request(request_id, 8, deadlines=deadlines))
+        sim.now += 1
+        (expired,) = sim.scheduler.expire()
+        assert (
+            f"its {request_id if start else 'request'}_timeout is less than 1e-06 s"
+            in expired.message
+        )
+        sim.record(list(expired.updates))
+
+
 def test_start_deadline_means_nothing_to_what_was_begun() -> None:
     sim = service()
     sim.add(make_request("long", 40, max_tokens=10, deadlines=within(start=1.0)))
