@@ -36,7 +36,7 @@ test: .venv/dev  ## the test suite, less what is marked slow or cuda
 test-all: .venv/dev  ## the slow tests too
 	$(BIN)/python -m pytest -rs -m "not cuda"
 
-property: .venv/dev  ## one request, one answer: the property test with 2000 random worlds (an hour or so)
+property: .venv/dev  ## one request, one answer: the property test with 2,000 random worlds (about half an hour a kind of kernels on two cores)
 	$(BIN)/python -m pytest tests/e2e/test_one_answer.py --hypothesis-profile=property --timeout=0
 
 sanitize: .venv/dev  ## the native kernels under address, undefined-behaviour and thread sanitizers (gcc, clang, libomp)

@@ -23,7 +23,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -328,28 +328,82 @@ def draw(results: dict[str, Result]) -> str:
     return picture([first, gaps, service])
 
 
-def main() -> None:
-    """Parse the command line and simulate."""
+def _number(text: str, kind: type[int] | type[float], low: float, unit: str) -> float:
+    """Return a number of at least `low`, or say which it must be."""
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {unit} of at least {low:g}")
+    return value
+
+
+def _count(text: str) -> int:
+    return int(_number(text, int, 1, "a whole number"))
+
+
+def _seconds(text: str) -> float:
+    return _number(text, float, 0, "a number")
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(one) for one in text.split(",")]
+
+
+def _policies(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in POLICIES:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is no policy; choose from {', '.join(POLICIES.names())}"
+            )
+    return names
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file in a folder")
+    return path
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="conv")
-    parser.add_argument("--policy", default="fcfs", help="one or more, separated by commas")
-    parser.add_argument("--rate", type=float, default=0.5, help="requests a second; 0: all at once")
-    parser.add_argument("--num-requests", type=int, default=5000)
-    parser.add_argument("--max-num-seqs", type=int, default=128)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--num-blocks", type=int, default=8192, help="of 16 tokens")
-    parser.add_argument("--no-prefix-caching", action="store_true")
-    parser.add_argument("--pool-study", action="store_true")
-    parser.add_argument("--widths", default="1,2,4,6,8,12,16,24,32,48,64,96,128,192")
-    parser.add_argument("--first-limit-s", type=float, default=5.0)
-    parser.add_argument("--gap-limit-s", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", default=None, metavar="FILE.svg")
-    args = parser.parse_args()
+    widths = "1,2,4,6,8,12,16,24,32,48,64,96,128,192"
+    add = parser.add_argument
+    add("--workload", choices=sorted(WORKLOADS), default="conv")
+    add("--policy", type=_policies, default="fcfs", help="one or more, separated by commas")
+    add("--rate", type=_seconds, default=0.5, help="requests a second; 0: all at once")
+    add("--num-requests", type=_count, default=5000)
+    add("--max-num-seqs", type=_count, default=128)
+    add("--max-num-batched-tokens", type=_count, default=2048)
+    add("--num-blocks", type=_count, default=8192, help="of 16 tokens")
+    add("--no-prefix-caching", action="store_true")
+    add("--pool-study", action="store_true")
+    add("--widths", type=_counts, default=widths)
+    add("--first-limit-s", type=_seconds, default=5.0)
+    add("--gap-limit-s", type=_seconds, default=1.0)
+    add("--seed", type=int, default=0)
+    add("--plot", type=_new_file, default=None, metavar="FILE.svg")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Parse the command line and simulate."""
+    parser = _parser()
+    args = parser.parse_args(words)
+    work = WORKLOADS[args.workload]
+    least = -(-work.max_model_len // BLOCK_SIZE)
+    if args.num_blocks < least:
+        parser.error(
+            f"argument --num-blocks: {args.num_blocks} is less than the {least} that one request of "
+            f"--workload {args.workload} may need"
+        )
     setup = Setup(
-        work=WORKLOADS[args.workload],
+        work=work,
         rate=args.rate,
         num_requests=args.num_requests,
         max_num_seqs=args.max_num_seqs,
@@ -360,15 +414,15 @@ def main() -> None:
     )
     limits = (args.first_limit_s, args.gap_limit_s)
     results = {}
-    for policy in args.policy.split(","):
+    for policy in args.policy:
         run = dataclasses.replace(setup, policy=policy)
         if args.pool_study:
-            pool_study(run, map(int, args.widths.split(",")))
+            pool_study(run, args.widths)
             continue
         results[policy] = Simulation(run).run()
         report(policy, results[policy], limits)
     if args.plot is not None and results:
-        Path(args.plot).write_text(draw(results))
+        args.plot.write_text(draw(results))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.simulate import Result, Setup, Simulation, draw, pool_study
+from benchmarks.simulate import Result, Setup, Simulation, draw, main, pool_study
 from benchmarks.svg import COLOURS
 from benchmarks.workloads import WORKLOADS, Workload, arrivals
 
@@ -76,3 +77,55 @@ def test_picture_is_a_document_with_a_curve_a_policy_and_a_bar_a_tenant() -> Non
     tenants = {t for result in results.values() for t in result.service()}
     bars = [r for r in root.findall(f".//{space}rect") if r.get("fill") in COLOURS]
     assert len(bars) == len(results) * (1 + len(tenants))  # and its place in the legend
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--num-requests", "0", "'0' is not a whole number of at least 1"),
+        ("--num-requests", "-5", "'-5' is not a whole number of at least 1"),
+        ("--num-requests", "1.5", "'1.5' is not a whole number of at least 1"),
+        ("--max-num-seqs", "0", "'0' is not a whole number of at least 1"),
+        ("--max-num-batched-tokens", "0", "'0' is not a whole number of at least 1"),
+        ("--rate", "-1", "'-1' is not a number of at least 0"),
+        ("--rate", "nan", "'nan' is not a number of at least 0"),
+        ("--rate", "inf", "'inf' is not a number of at least 0"),
+        ("--gap-limit-s", "x", "'x' is not a number of at least 0"),
+        (
+            "--policy",
+            "fcfs,bogus",
+            "'bogus' is no policy; choose from fair, fcfs, prefix, priority",
+        ),
+        ("--widths", "4,0", "'0' is not a whole number of at least 1"),
+        (
+            "--num-blocks",
+            "1",
+            "1 is less than the 625 that one request of --workload conv may need",
+        ),
+        (
+            "--plot",
+            "no/such/folder/p.svg",
+            "'no/such/folder/p.svg' is not the name of a file in a folder",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_flag(
+    flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--num-requests", "3", flag, value])
+    assert caught.value.code == 2
+    assert f"argument {flag}: {words}" in capsys.readouterr().err
+
+
+def test_the_command_reports_each_policy_and_draws_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "p.svg"
+    words = ["--num-requests", "3", "--rate", "0", "--max-num-seqs", "1", "--policy", "fcfs,fair"]
+    main([*words, "--plot", str(picture)])
+    told = capsys.readouterr().out
+    assert "policy fcfs: 3 requests" in told and "policy fair: 3 requests" in told
+    assert picture.read_text().startswith("<svg")
+    main(["--num-requests", "3", "--max-num-seqs", "3", "--widths", "1,2", "--pool-study"])
+    assert "max_num_seqs    1:" in capsys.readouterr().out
