@@ -61,9 +61,10 @@ def pack_linear(weight: Tensor, packed: Tensor, *, tile_first: int = 0, tile_ste
 
 def linear_rows(ids: Tensor, packed: Tensor, out_features: int, in_features: int) -> Tensor:
     """Return rows `ids` [count] int64 of the packed matrix, [count, in]: an embedding lookup."""
+    ids = ids.contiguous()  # held until the kernel has read them
     out = torch.empty(ids.shape[0], in_features, dtype=packed.dtype)
     _C.linear_rows(
-        ids.contiguous().data_ptr(), ids.shape[0], packed.data_ptr(), out_features, in_features,
+        ids.data_ptr(), ids.shape[0], packed.data_ptr(), out_features, in_features,
         out.data_ptr(), _DTYPES[packed.dtype],
     )  # fmt: skip
     return out

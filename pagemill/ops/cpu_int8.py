@@ -82,9 +82,10 @@ def linear_int8_rows(
     ids: Tensor, packed: Tensor, scales: Tensor, sizes: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
     """Return rows `ids` [count] int64 of the matrix of `sizes` (out, in), codes times scales."""
+    ids = ids.contiguous()  # held until the kernel has read them
     out = torch.empty(ids.shape[0], sizes[1], dtype=dtype)
     _C.linear_int8_rows(
-        ids.contiguous().data_ptr(), ids.shape[0], packed.data_ptr(), scales.data_ptr(), *sizes,
+        ids.data_ptr(), ids.shape[0], packed.data_ptr(), scales.data_ptr(), *sizes,
         out.data_ptr(), _DTYPES[dtype],
     )  # fmt: skip
     return out

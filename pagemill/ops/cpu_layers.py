@@ -36,9 +36,10 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """Return rows `ids` [count] int64 of table [rows, size], [count, size]."""
     assert ids.dtype == torch.int64 and table.is_contiguous()
     rows, size = table.shape
+    ids = ids.contiguous()  # held until the kernel has read them
     out = torch.empty(ids.shape[0], size, dtype=table.dtype)
     _C.embedding(
-        ids.contiguous().data_ptr(), ids.shape[0], table.data_ptr(), rows,
+        ids.data_ptr(), ids.shape[0], table.data_ptr(), rows,
         size * table.element_size(), out.data_ptr(),
     )  # fmt: skip
     return out

@@ -73,10 +73,9 @@ class NativeProduct:
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Look rows up; see `ops.packed.Product`."""
+        ids = ids.contiguous()  # held until the kernel has read them
         out = torch.empty(ids.shape[0], self.matrix.in_features, dtype=dtype)
-        _C.qlinear_rows(
-            self._handle, ids.contiguous().data_ptr(), ids.shape[0], out.data_ptr(), _DTYPES[dtype]
-        )
+        _C.qlinear_rows(self._handle, ids.data_ptr(), ids.shape[0], out.data_ptr(), _DTYPES[dtype])
         return out
 
 

@@ -4,7 +4,8 @@ Serving calls the extension directly (`ops.cpu`, `attention.cpu`): a custom oper
 a call. Whoever wants a profile to show these operations, or torch.compile to keep them whole, calls
 `register()` once; importing pagemill and starting an engine do not. An operator is a schema, a function that
 computes and one that gives the result's shape and dtype without data. They follow torch's rules: what is
-written to is marked in the schema, and a result is never one of the arguments.
+written to is marked in the schema, and a result is never one of the arguments. Before an operator
+computes, `operator_rules` looks at every argument: the kernels believe what they are told.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from pagemill import native
 from pagemill.errors import NotSupportedError
+from pagemill.ops.operator_checks import Given
+from pagemill.ops.operator_rules import RULES
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
@@ -55,9 +58,28 @@ def _registered() -> tuple[Any, tuple[str, ...]]:
     operators = _operators()
     for operator in operators:
         library.define(operator.schema)
-        library.impl(operator.name, operator.compute, "CPU")
+        library.impl(operator.name, _checked(operator), "CPU")
         torch.library.register_fake(f"pagemill::{operator.name}", operator.fake, lib=library)
     return library, tuple(operator.name for operator in operators)
+
+
+def _checked(operator: Operator) -> Callable[..., Any]:
+    """Return the operator's function behind its rules, with the schema's defaults filled in.
+
+    Torch leaves out trailing arguments that have their defaults. A wrong argument ends in a TypeError or a
+    ValueError before a kernel sees it.
+    """
+    arguments = torch._C.parse_schema(f"pagemill::{operator.schema}").arguments
+    names = [argument.name for argument in arguments]
+    defaults = [argument.default_value for argument in arguments]
+    rule = RULES[operator.name]
+
+    def call(*given: Any) -> Any:
+        complete = (*given, *defaults[len(given) :])
+        rule(Given(operator.name, dict(zip(names, complete, strict=True))))
+        return operator.compute(*complete)
+
+    return call
 
 
 def _operators() -> tuple[Operator, ...]:
@@ -367,8 +389,7 @@ def _with_keywords(function: Callable[..., Any], count: int, *names: str) -> Cal
     """Return the function with the arguments after the first `count` taken by place."""
 
     def call(*arguments: Any) -> Any:
-        # Torch leaves out trailing arguments that have their defaults.
-        return function(*arguments[:count], **dict(zip(names, arguments[count:], strict=False)))
+        return function(*arguments[:count], **dict(zip(names, arguments[count:], strict=True)))
 
     return call
 
