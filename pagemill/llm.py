@@ -245,7 +245,10 @@ class LLM:
         return self.llm_engine.get_default_sampling_params()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every computed prefix and return True."""
+        """Forget every computed prefix and return True.
+
+        False: a `kv_cache_file` could not be emptied, and a restarted engine may find them. The log says why.
+        """
         return self.llm_engine.reset_prefix_cache()
 
     def get_metrics(self) -> list[Metric]:

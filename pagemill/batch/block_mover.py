@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pagemill.batch.kv_store import KVStore
+from pagemill.batch.tier_file import advice
 from pagemill.log import get_logger
 from pagemill.messages import BlockMoves, LostMoves, SwapIn, SwapOut
 
@@ -23,6 +24,11 @@ class HostStore(Protocol):
     """Slots of one block each, outside the device pool. `parts`: the block's bytes, pool by pool."""
 
     place: str
+
+    @property
+    def lasts(self) -> bool:
+        """Return whether it is found again after a restart."""
+        ...
 
     def write(self, slot: int, name: bytes | None, parts: Sequence[Any]) -> None:
         """Write a block; raises OSError when nothing more can be written."""
@@ -69,8 +75,8 @@ class BlockMover:
         unwritten = self._write(moves)
         unread = self._read(moves.swap_in)
         ends = unwritten is not None
-        if ends:
-            self.close()
+        if ends and self._host is not None and not self._host.lasts:
+            self.close()  # one that lasts may be told to forget what it holds
         slots = tuple(move.slot for move in (*(unwritten or ()), *unread))
         if not slots and not ends:
             return None
@@ -90,10 +96,11 @@ class BlockMover:
             assert self._host is not None
             logger.warning(
                 "host tier: %s cannot be written: %s. Going on without it: prefixes that are evicted "
-                "and sequences that are preempted are computed again. Free disk space, or choose "
+                "and sequences that are preempted are computed again. %s, or choose "
                 "another swap_dir or kv_cache_file, and restart",
                 self._host.place,
                 error.strerror or error,
+                advice(error),
             )
             return list(moves.swap_out[done:])
         return None

@@ -239,11 +239,13 @@ class BlockManager:
         for index in range(num_computed // self.block_size, stop):
             self._seal(table[index], names[index])
 
-    def forget_prefixes(self) -> None:
-        """Let nothing be found that is held now or was."""
+    def forget_prefixes(self) -> bool:
+        """Let nothing be found that is held now or was; return whether a tier that lasts has to hear of it."""
         self._pool.forget()
-        if self._tier is not None:
-            self._tier.forget()
+        if self._tier is None:
+            return False
+        self._tier.forget()
+        return self._tier.saves
 
     def extend(self, seq_id: int, num_computed: int, num_tokens: int) -> TableChange:
         """Make positions [num_computed, num_tokens) writable: new blocks, and own ones for shared.
@@ -358,8 +360,8 @@ class BlockManager:
 
     def take_moves(self) -> BlockMoves:
         """Return the moves of the step that is committed now."""
-        out, in_, forgets = ((), (), False) if self._tier is None else self._tier.take_moves()
-        moves = BlockMoves(tuple(self._copies), out, in_, forgets)
+        out, in_ = ((), ()) if self._tier is None else self._tier.take_moves()
+        moves = BlockMoves(tuple(self._copies), out, in_)
         self._copies.clear()
         return moves
 

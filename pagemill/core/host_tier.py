@@ -59,7 +59,6 @@ class HostTier:
         # Held until the moves of the step are handed out: read for the last time, and written or used.
         self._given_back: list[int] = []
         self._kept: list[int] = []
-        self._forgets = False
         # Coming back must pay, and being written out at all: a prefix is written once and may come often.
         self._keeps_prefixes = self._is_open and (
             mode == "swap"
@@ -155,22 +154,23 @@ class HostTier:
         for slot in reversed(table.slots):
             self._pool.release(slot)
 
-    def take_moves(self) -> tuple[tuple[SwapOut, ...], tuple[SwapIn, ...], bool]:
-        """Return the moves of the step, and whether what was kept before is to be forgotten."""
-        moves = tuple(self._out), tuple(self._in), self._forgets
+    def take_moves(self) -> tuple[tuple[SwapOut, ...], tuple[SwapIn, ...]]:
+        """Return the moves of the step."""
+        moves = tuple(self._out), tuple(self._in)
         for slot in (*self._kept, *reversed(self._given_back)):  # in the order of last use
             self._pool.release(slot)
         self._kept.clear()
         self._out.clear()
         self._in.clear()
         self._given_back.clear()
-        self._forgets = False
         return moves
 
     def forget(self) -> None:
-        """Let no prefix be found that is here now; swapped sequences keep theirs."""
+        """Let no prefix be found that is here now; swapped sequences keep theirs.
+
+        A tier that lasts has to be told as well: `StepCommit.forget`.
+        """
         self._pool.forget()
-        self._forgets = True
 
     # ------------------------------------------------------------ losses
 

@@ -189,9 +189,20 @@ class Scheduler:
         """Return the share of the host tier's slots that hold something, 0..1."""
         return self._blocks.tier_usage
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache: nothing computed so far is found again."""
-        self._blocks.forget_prefixes()
+    def forget_prefixes(self) -> SchedulerOutput | None:
+        """Empty the prefix cache: nothing computed so far is found again.
+
+        Returns the step that makes it so in a tier that lasts, to be run behind those in flight; its result
+        is for `forgot`.
+        """
+        return self._commit.forget()
+
+    def forgot(self, result: StepOutput) -> bool:
+        """Take the result of such a step; return whether the tier has forgotten."""
+        if result.lost is None:
+            return True
+        self._roster.lose(result.lost, ())
+        return False
 
     def check_invariants(self) -> None:
         """Assert that blocks, queues and counts agree. For tests and `--debug`: it reads everything."""
@@ -234,7 +245,7 @@ class Scheduler:
         if not self._overlaps or len(self._in_flight) != 1 or self._drafts is not None:
             return False
         moves = self._in_flight[0].block_moves
-        return not (moves.swap_in or moves.swap_out or moves.forgets_host)
+        return not (moves.swap_in or moves.swap_out)
 
     def last_step(self) -> SchedulerOutput | None:
         """Return what is left to be kept in a tier that lasts when the engine ends; None: nothing."""

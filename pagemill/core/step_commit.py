@@ -15,6 +15,7 @@ from pagemill.core.prefix_cache import NO_HITS
 from pagemill.core.roster import Roster
 from pagemill.core.sequence import Sequence, SequenceStatus
 from pagemill.messages import (
+    BlockMoves,
     IgnoredRequest,
     NewSequence,
     PrefixLookups,
@@ -74,6 +75,19 @@ class StepCommit:
         output = SchedulerOutput(
             step_id=self._num_steps, scheduled=(), block_moves=self._blocks.take_moves()
         )
+        self._num_steps += 1
+        return output
+
+    def forget(self) -> SchedulerOutput | None:
+        """Empty the prefix cache; return the step that empties a tier which lasts.
+
+        It computes and moves nothing, and is to be run at once: until then the prefixes are found after a
+        restart.
+        """
+        if not self._blocks.forget_prefixes():
+            return None
+        moves = BlockMoves(forgets_host=True)
+        output = SchedulerOutput(step_id=self._num_steps, scheduled=(), block_moves=moves)
         self._num_steps += 1
         return output
 

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -94,6 +95,8 @@ class AsyncLLMEngine:
         self._outputs = OutputProcessor(tokenizer)
         self._streams: dict[str, Mailbox] = {}  # by key
         self._keys: dict[str, str] = {}  # by request_id, of the streams that are open
+        # Callers who wait for an emptied prefix cache, in their order.
+        self._resets: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[bool]]] = deque()
         self._dead: str | None = None
         self._ids = itertools.count()
         home.start(self._deliver)
@@ -222,10 +225,19 @@ class AsyncLLMEngine:
             self._home.send(Abort(keys))
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget every computed prefix and return True: no request sent later finds one."""
+        """Forget every computed prefix and return True: no request sent later finds one.
+
+        It has happened when this returns, in a `kv_cache_file` too; False: that could not be emptied, and the
+        log says why. Raises EngineDeadError.
+        """
         self._raise_if_dead()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[bool] = loop.create_future()
+        self._resets.append((loop, done))
         self._home.send(ResetPrefixCache())
-        return True
+        if self._dead is not None:  # of whoever dies from here on, `_die` tells
+            raise self._death()
+        return await done
 
     # ------------------------------------------------------------ news from the engine
 
@@ -236,6 +248,8 @@ class AsyncLLMEngine:
                 self._die(message.reason)
             elif isinstance(message, StepNews):
                 self._distribute(self._items(message))
+                for reset in message.resets:
+                    self._end_reset(reset)
         except BaseException as error:  # every stream is told; else all would wait for ever
             logger.exception("the outputs of the engine cannot be passed on")
             self._die(f"its outputs cannot be passed on: {words_of(error)}")
@@ -282,6 +296,22 @@ class AsyncLLMEngine:
     def _die(self, reason: str) -> None:
         self._dead = self._dead or reason
         self._tell_all(self._death)
+        while self._resets:
+            self._end_reset(self._death())
+
+    def _end_reset(self, outcome: bool | EngineDeadError) -> None:
+        loop, done = self._resets.popleft()
+
+        def run() -> None:
+            if done.done():
+                return  # nobody waits any more
+            if isinstance(outcome, EngineDeadError):
+                done.set_exception(outcome)
+            else:
+                done.set_result(outcome)
+
+        with contextlib.suppress(RuntimeError):  # a loop that was closed has no callers left
+            loop.call_soon_threadsafe(run)
 
     def _tell_all(self, error: Callable[[], PagemillError]) -> None:
         for key, mailbox in list(self._streams.items()):

@@ -91,6 +91,9 @@ class EngineCore:
         self._counts = counts
         self._overlaps = config.scheduler.async_scheduling
         self._flight: deque[SchedulerOutput] = deque()  # submitted, the oldest first: two at most
+        self._collected: deque[StepOutput] = (
+            deque()
+        )  # results of the oldest of them, not taken in yet
         self._expired: list[ExpiredRequest] = []  # not reported yet
         self._ignored: list[IgnoredRequest] = []  # likewise
         self._ended: float | None = (
@@ -129,10 +132,34 @@ class EngineCore:
         """Return whether a step has something to do."""
         return bool(self._flight) or self.scheduler.has_unfinished()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget every computed prefix; running requests keep what they hold."""
+    def reset_prefix_cache(self) -> bool:
+        """Forget every computed prefix; running requests keep what they hold.
+
+        Returns whether a restarted engine has forgotten them too: False where `kv_cache_file` cannot be
+        written, which the log says. Raises EngineDeadError.
+        """
         self.raise_if_dead()
-        self.scheduler.forget_prefixes()
+        step = self.scheduler.forget_prefixes()
+        if step is None:
+            return self._has_its_tier()
+        try:
+            # What is in flight may still write under the old names: that is waited for, and forgotten too.
+            while len(self._collected) < len(self._flight):
+                self._collected.append(self._take(self._flight[len(self._collected)]))
+            return self.scheduler.forgot(self.executor.execute(step))
+        except BaseException as error:
+            self.die(error)
+
+    def _has_its_tier(self) -> bool:
+        path, tier = self.config.cache.kv_cache_file, self.executor.memory_plan.host_tier
+        if path is None or tier is not None:
+            return True
+        logger.warning(
+            "kv_cache_file %s is not emptied: this engine could not open it and started without it. Remove "
+            "it, if what it holds is to be forgotten",
+            path,
+        )
+        return False
 
     # ------------------------------------------------------------ steps
 
@@ -181,6 +208,9 @@ class EngineCore:
             self.executor.submit(scheduled)
 
     def _collect(self, scheduled: SchedulerOutput) -> StepOutput:
+        return self._collected.popleft() if self._collected else self._take(scheduled)
+
+    def _take(self, scheduled: SchedulerOutput) -> StepOutput:
         if _is_idle(scheduled):
             return StepOutput(scheduled.step_id, ())
         return self.executor.collect() if self._overlaps else self.executor.execute(scheduled)

@@ -74,9 +74,10 @@ class StepNews:
 
     refused: list[tuple[str, PagemillError]] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)  # in the order in which things happened
+    resets: list[bool] = field(default_factory=list)  # of the prefix cache: what each came to
 
     def __bool__(self) -> bool:
-        return bool(self.refused or self.reports)
+        return bool(self.refused or self.reports or self.resets)
 
     def add(self, report: StepReport | None) -> None:
         """Take a report that says something."""
@@ -163,7 +164,7 @@ def _obey(core: EngineCore, inbox: Inbox, news: StepNews) -> bool:
         elif isinstance(message, Finish):
             news.add(core.finish(message.stops))
         elif isinstance(message, ResetPrefixCache):
-            core.reset_prefix_cache()
+            news.resets.append(core.reset_prefix_cache())
         else:
             _add(core, message, news)
         try:

@@ -129,9 +129,11 @@ class LLMEngine:
         return self._scheduler.num_unfinished()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every computed prefix and return True; running requests keep what they hold."""
-        self._core.reset_prefix_cache()
-        return True
+        """Forget every computed prefix and return True; running requests keep what they hold.
+
+        False: a `kv_cache_file` could not be emptied, and a restarted engine may find them. The log says why.
+        """
+        return self._core.reset_prefix_cache()
 
     # ------------------------------------------------------------ steps
 

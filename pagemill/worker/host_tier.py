@@ -13,7 +13,7 @@ import time
 
 from pagemill.batch.block_mover import HostStore
 from pagemill.batch.kv_store import KVStore
-from pagemill.batch.tier_file import TierFile
+from pagemill.batch.tier_file import TierFile, advice
 from pagemill.config import EngineConfig
 from pagemill.errors import ConfigError
 from pagemill.host_tier_plan import HostTierPlan, MoveCosts
@@ -47,6 +47,11 @@ def open_host_tier(
     slot_bytes = kv.size_bytes // kv.num_blocks
     num_slots = cache.swap_space_bytes // (slot_bytes + TierFile.overhead_bytes(slot_bytes))
     if num_slots == 0:
+        if cache.kv_cache_file is not None:
+            raise ConfigError(
+                f"kv_cache_file needs room: swap_space is {cache.swap_space_bytes / 2**30:g} GiB, and one "
+                f"block takes {(slot_bytes + TierFile.overhead_bytes(slot_bytes)) / 2**30:.2g}; raise it"
+            )
         return None
     if num_slots > _MOST_SLOTS:
         most_gib = _MOST_SLOTS * (cache.swap_space_bytes // num_slots) / 2**30
@@ -55,25 +60,29 @@ def open_host_tier(
             f"model's cache; the host tier keeps at most {_MOST_SLOTS}. Lower swap_space to "
             f"{most_gib:g}, or raise block_size"
         )
-    kept: tuple[tuple[int, bytes], ...] = ()
-    folder = cache.swap_dir
-    if cache.kv_cache_file is not None:  # the moves are measured where they will be made
-        folder = os.path.dirname(os.path.abspath(cache.kv_cache_file))
+    store = None
     try:
-        swap_out_s, swap_in_s = _measure_moves(folder, kv)
         if cache.kv_cache_file is None:
+            probe = TierFile.temporary(cache.swap_dir, slot_bytes)
             store = TierFile.temporary(cache.swap_dir, slot_bytes)
         else:
+            # A file that is refused is refused before anything else is done in its folder.
             identity = tier_identity(config)
             store = TierFile.lasting(cache.kv_cache_file, slot_bytes, num_slots, identity)
-            kept = tuple(store.kept)
+            folder = os.path.dirname(os.path.abspath(cache.kv_cache_file))
+            probe = TierFile.temporary(folder, slot_bytes)
+        swap_out_s, swap_in_s = _measure_moves(probe, kv)
     except OSError as error:
+        if store is not None:
+            store.close()
         logger.warning(
             "host tier: %s cannot be written: %s. Starting without it: prefixes that are evicted and "
-            "sequences that are preempted are computed again. Free disk space, choose another "
-            "swap_dir, or set swap_space to 0",
+            "sequences that are preempted are computed again. %s, choose another "
+            "%s, or set swap_space to 0",
             cache.kv_cache_file or cache.swap_dir,
             error.strerror or error,
+            advice(error),
+            "kv_cache_file" if cache.kv_cache_file else "swap_dir",
         )
         return None
     token_s, context_s = _measure_computing(config, kv, runner)
@@ -89,14 +98,13 @@ def open_host_tier(
         place=store.place,
         costs=costs,
         lasts=cache.kv_cache_file is not None,
-        kept=kept,
+        kept=tuple(store.kept),
     )
     return plan, store
 
 
-def _measure_moves(folder: str, kv: KVStore) -> tuple[float, float]:
-    """Return the seconds that a block takes out to a file in `folder`, and in again."""
-    probe = TierFile.temporary(folder, kv.size_bytes // kv.num_blocks)
+def _measure_moves(probe: TierFile, kv: KVStore) -> tuple[float, float]:
+    """Return the seconds that a block takes out to a file, and in again. Closes it."""
     out, into = [], []
     for slot in range(min(_PROBE_BLOCKS, kv.num_blocks)):
         parts = kv.block_bytes(slot)

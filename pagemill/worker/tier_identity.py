@@ -19,20 +19,24 @@ from pagemill.device import DEVICES
 from pagemill.version import __version__
 
 _CHUNK_BYTES = 1 << 22
+_MOST_CHARACTERS = 24_000  # of each group of settings; the header has 64 KiB for all
+_MOST_KEYS = 64  # of settings within settings that are spelled out
+_LONG = 60  # characters of a value that a refusal would not show whole
 
 
-def tier_identity(config: EngineConfig) -> dict[str, str | int | None]:
-    """Return the identity, each part under the word that a refusal names. Reads all weights."""
+def tier_identity(config: EngineConfig) -> dict[str, Any]:
+    """Return the identity, each part under the word that a refusal names. Reads all weights.
+
+    In the order in which a refusal names what differs: what a caller sets and can read comes first.
+    """
     model, cache = config.model, config.cache
     device = DEVICES.load(config.device.device)()
     extension = native.extension()
     settings = model.hf_config
     rotary = {key: value for key, value in settings.items() if "rope" in key or "rotary" in key}
+    others = {key: value for key, value in settings.items() if key not in rotary}
     return {
         "version": __version__,
-        "model": _weights(model.path, model.load_format),
-        "model configuration": _digest(settings),
-        "rotary setting": _digest(rotary),
         # Of these kinds the factors are a function of the context's length.
         "max_model_len": model.max_model_len if _hangs_on_length(rotary) else None,
         "dtype": model.dtype,
@@ -41,6 +45,9 @@ def tier_identity(config: EngineConfig) -> dict[str, str | int | None]:
         "cache dtype": cache.dtype,
         "cache layout": f"{device.attention_backend}, {layout_of(config).describe()}",
         "adapter": None,  # the base model's blocks; an adapter's have names of their own
+        "rotary setting": _readable(rotary),
+        "model configuration": _readable(others),
+        "weights digest": _weights(model.path, model.load_format),
     }
 
 
@@ -64,6 +71,28 @@ def _weights(path: str, load_format: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def _digest(value: dict[str, Any]) -> str:
+def _readable(settings: dict[str, Any]) -> dict[str, Any] | str:
+    """Return settings for a comparison that can say what differs: long values as digests.
+
+    Settings of settings are spelled out, `rope_parameters.rope_theta`. Of a configuration that is too
+    long for a header as a whole, there is one digest.
+    """
+    flat: dict[str, Any] = {}
+    _flatten(settings, "", flat)
+    if len(json.dumps(flat)) > _MOST_CHARACTERS:
+        return _digest(settings)
+    return flat
+
+
+def _flatten(settings: dict[Any, Any], of: str, flat: dict[str, Any]) -> None:
+    for key, value in settings.items():
+        if isinstance(value, dict) and 0 < len(value) <= _MOST_KEYS:
+            _flatten(value, f"{of}{key}.", flat)
+            continue
+        text = json.dumps(value, sort_keys=True, default=str)
+        flat[f"{of}{key}"] = json.loads(text) if len(text) <= _LONG else f"digest {_digest(value)}"
+
+
+def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Shelf:
     """A `HostStore` in a dict; slots in `broken` cannot be read, and `room` bounds what is written."""
 
     place = "a shelf"
+    lasts = False
 
     def __init__(self, room: int = 100) -> None:
         self.slots: dict[int, list[bytes]] = {}
@@ -149,6 +151,42 @@ def test_forgetting_comes_first_and_a_store_that_cannot_forget_ends() -> None:
 
     host.forget = full  # type: ignore[method-assign]
     assert mover.move(BlockMoves(forgets_host=True)) == LostMoves((), (), ends_tier=True)
+
+
+def test_a_store_that_lasts_and_cannot_be_written_any_more_is_still_told_to_forget() -> None:
+    store, host = numbered(), Shelf(room=0)
+    host.lasts, host.names = True, {5: b"n" * 16}
+    mover = BlockMover(store, host)
+    lost = mover.move(BlockMoves(swap_out=(SwapOut(0, 0, b"m" * 16),)))
+    assert lost == LostMoves((), (0,), ends_tier=True)
+    assert mover.move(BlockMoves(forgets_host=True)) is None
+    assert host.names == {}
+    mover.close()
+    assert host.is_closed
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free disk space"),
+        (errno.EDQUOT, "Free disk space"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.EIO, "See what is wrong with that place"),
+    ],
+)
+def test_the_advice_fits_what_happened(
+    number: int, advice: str, own_log: pytest.LogCaptureFixture
+) -> None:
+    own_log.set_level(logging.WARNING, logger="pagemill")
+    store, host = numbered(), Shelf()
+
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    host.write = fails  # type: ignore[method-assign]
+    BlockMover(store, host).move(BlockMoves(swap_out=(SwapOut(0, 0),)))
+    (line,) = own_log.messages
+    assert advice in line and ("Free disk space" in line) == (advice == "Free disk space")
 
 
 def test_an_engine_without_a_tier_may_be_told_to_forget() -> None:

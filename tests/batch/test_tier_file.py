@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import signal
@@ -106,9 +107,49 @@ def test_forgotten_blocks_are_not_found_again_but_still_read(tmp_path: Path) -> 
     again.close()
 
 
-@pytest.mark.parametrize("where", [0, 20, 24, 30, 64, 163, 363])
+def test_all_names_are_forgotten_also_those_behind_the_slots_that_were_opened(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "t"
+    filled(path, 8)
+    file = lasting(path, num_slots=2)
+    assert len(file.kept) == 2
+    file.forget()
+    file.close()
+    again = lasting(path)
+    assert again.kept == []
+    again.write(3, name(9), block(9))
+    again.close()
+    third = lasting(path)
+    assert third.kept == [(3, name(9))], "and what comes later is found"
+    third.close()
+
+
+def test_a_damaged_generation_is_no_generation(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    filled(path)
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES - 64] ^= 1
+    path.write_bytes(data)
+    file = lasting(path)
+    assert file.kept == []
+    file.close()
+
+
+def test_forgetting_is_on_the_disk_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = lasting(tmp_path / "t")
+    flushed: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.pread(fd, HEADER_BYTES, 0)))
+    file.forget()
+    assert flushed == [(tmp_path / "t").read_bytes()]
+    file.close()
+
+
+@pytest.mark.parametrize("where", [0, 20, 20, 24, 32, 38, 64, 163, 363])
 def test_one_flipped_bit_is_never_read_as_truth(tmp_path: Path, where: int) -> None:
-    """In the name, the stamp, either sum, or the first, a middle or the last byte of the block."""
+    """In the name, the stamp, the generation, either sum, or the first, a middle or the last byte of the block."""
     path = tmp_path / "t"
     filled(path)
     offset = HEADER_BYTES + RECORD + where
@@ -201,6 +242,70 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path) ->
         ConfigError, match="cannot be opened: .*name a file in a folder that exists"
     ):
         lasting(tmp_path / "nowhere" / "t")
+
+
+def test_settings_within_settings_are_named_and_many_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    rotary = {"rope_theta": 1e4, "rope_scaling": None}
+    lasting(path, rotary=rotary).close()
+    with pytest.raises(ConfigError, match="its rotary rope_theta is 10000.0, this engine's is 5.0"):
+        lasting(path, rotary={**rotary, "rope_theta": 5.0})
+    with pytest.raises(
+        ConfigError, match="its rotary rope_theta is 10000.0, this engine's is none"
+    ):
+        lasting(path, rotary={"rope_scaling": None})
+    with pytest.raises(
+        ConfigError, match=r"its model is .*; its dtype is .*; its a is .*; 2 more differ"
+    ):
+        lasting(path, rotary=rotary, model="m", dtype="d", a=1, b=2, c=3)
+
+
+def test_a_file_of_another_format_is_refused_with_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    before = b"pagemill kv tier 1\n" + bytes(4096)
+    path.write_bytes(before)
+    with pytest.raises(ConfigError, match="another version of pagemill: its format is 1, this"):
+        lasting(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [0, 100, HEADER_BYTES - 10, HEADER_BYTES, HEADER_BYTES + 1])
+@pytest.mark.parametrize("then", ["forget", "write", "read"])
+def test_whoever_cuts_a_file_that_is_open_is_told_of_and_the_next_start_takes_it(
+    tmp_path: Path, size: int, then: str, own_log: pytest.LogCaptureFixture
+) -> None:
+    own_log.set_level(logging.WARNING, logger="pagemill")
+    path = tmp_path / "t"
+    filled(path)
+    file = lasting(path)
+    os.truncate(path, size)
+    for _ in range(2):
+        if then == "forget":
+            file.forget()
+        elif then == "write":
+            file.write(0, name(7), block(7))
+        else:
+            assert not file.read(2, empty())
+    (line,) = own_log.messages
+    assert f"{path} has {size} bytes and had" in line and "something else has cut it" in line
+    file.close()
+    again = lasting(path)
+    assert again.kept == ([(0, name(7))] if then == "write" else [])
+    again.close()
+
+
+def test_whoever_removes_a_file_that_is_open_is_told_of_once(
+    tmp_path: Path, own_log: pytest.LogCaptureFixture
+) -> None:
+    own_log.set_level(logging.WARNING, logger="pagemill")
+    file = lasting(tmp_path / "t")
+    (tmp_path / "t").unlink()
+    for seed in range(3):
+        file.write(seed, name(seed), block(seed))
+    assert_holds(file, 2, 2)
+    (line,) = own_log.messages
+    assert "was removed or replaced" in line
+    file.close()
 
 
 def test_two_engines_do_not_share_a_file(tmp_path: Path) -> None:

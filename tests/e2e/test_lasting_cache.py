@@ -6,10 +6,12 @@ disk is full. Whatever happens, every answer is the one that an engine without a
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,8 @@ import pytest
 
 from pagemill import LLM, SamplingParams
 from pagemill.batch.tier_file import HEADER_BYTES
+from pagemill.engine.async_engine import AsyncLLMEngine
+from pagemill.engine_args import EngineArgs
 from tests.e2e.native_runs import Answer, answers
 from tests.fakes.fake_model import save_tiny_llama
 from tests.ops.conftest import needs_extension
@@ -107,6 +111,113 @@ def test_a_reset_cache_is_not_found_after_a_restart(folder: Path, tmp_path: Path
         llm.generate([5] * 20, PARAMS, use_tqdm=False)
     with engine(folder, kv_cache_file=str(path)) as llm:
         assert llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("executor", ["in_process", "multi_process"])
+def test_when_a_reset_returns_the_file_holds_no_name(
+    folder: Path, expected: list[Answer], tmp_path: Path, executor: str
+) -> None:
+    """Whatever becomes of the engine then: a copy of the file is what a kill leaves behind."""
+    path = tmp_path / "tier"
+    fill(folder, path)
+    with engine(folder, kv_cache_file=str(path), distributed_executor_backend=executor) as llm:
+        core = llm.llm_engine
+        for i, prompt in enumerate(PROMPTS):
+            core.add_request(str(i), prompt, PARAMS)
+        outputs = []
+        for _ in range(4):  # where steps overlap, one is in flight now
+            outputs += core.step()
+        assert core.reset_prefix_cache() is True
+        shutil.copy(path, tmp_path / "copy")
+        while core.has_unfinished_requests():
+            outputs += core.step()
+        finals = {out.request_id: list(out.outputs[0].token_ids) for out in outputs}
+        for i, prompt in enumerate(PROMPTS):
+            again = llm.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+            assert finals[str(i)] == list(again)
+        assert answers(llm, PROMPTS, PARAMS) == expected
+    with engine(folder, kv_cache_file=str(tmp_path / "copy")) as llm:
+        for prompt in PROMPTS:
+            one = llm.generate(prompt, PARAMS, use_tqdm=False)[0]
+            assert metric(llm, "prefix_cache_host_hits") == 0, one.request_id
+
+
+def test_a_reset_reaches_the_slots_that_a_smaller_tier_did_not_open(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "tier"
+    fill(folder, path)
+    with engine(folder, kv_cache_file=str(path), swap_space=20_000 / 2**30) as llm:
+        assert llm.reset_prefix_cache()
+    with engine(folder, kv_cache_file=str(path)) as llm:
+        for prompt in PROMPTS:
+            llm.generate(prompt, PARAMS, use_tqdm=False)
+        assert metric(llm, "prefix_cache_host_hits") == 0
+
+
+@pytest.mark.parametrize("home", ["thread", "process"])
+def test_an_async_engine_has_emptied_the_file_when_it_says_so(
+    folder: Path, tmp_path: Path, home: str
+) -> None:
+    path = tmp_path / "tier"
+    fill(folder, path)
+    args = EngineArgs(
+        str(folder), skip_tokenizer_init=True, max_model_len=MAX_LEN, num_threads=1,
+        kv_cache_file=str(path), **POOL,
+    )  # fmt: skip
+
+    async def reset() -> bool:
+        served = AsyncLLMEngine.from_engine_args(args, home=home)
+        try:
+            done = await served.reset_prefix_cache()
+            shutil.copy(path, tmp_path / "copy")
+            return done
+        finally:
+            served.shutdown()
+
+    assert asyncio.run(reset()) is True
+    with engine(folder, kv_cache_file=str(tmp_path / "copy")) as llm:
+        llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)
+        assert metric(llm, "prefix_cache_host_hits") == 0
+
+
+def test_a_reset_that_the_disk_refuses_is_not_called_done(
+    folder: Path,
+    expected: list[Answer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "tier"
+    fill(folder, path)
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with engine(folder, kv_cache_file=str(path)) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", broken)
+            assert llm.reset_prefix_cache() is False
+            assert answers(llm, PROMPTS, PARAMS) == expected
+        assert llm.reset_prefix_cache() is True, "the tier has ended; its file can still be emptied"
+    with engine(folder, kv_cache_file=str(path)) as llm:
+        llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)
+        assert metric(llm, "prefix_cache_host_hits") == 0
+
+
+def test_a_reset_of_an_engine_that_could_not_open_its_file_is_not_called_done(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tier"
+    fill(folder, path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        llm = engine(folder, kv_cache_file=str(path))
+    with llm:
+        assert llm.reset_prefix_cache() is False
 
 
 @pytest.mark.parametrize("damage", ["flipped", "zeroed", "cut", "cut while open", "other blocks"])

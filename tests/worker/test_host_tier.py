@@ -63,6 +63,30 @@ def test_no_room_is_no_tier(folder: Path, tmp_path: Path) -> None:
     assert tier_of(config(folder, tmp_path, swap_space=1e-9)) is None
 
 
+def test_no_room_for_a_block_of_a_file_that_was_named_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    small = config(folder, tmp_path, swap_space=1e-9, kv_cache_file=str(tmp_path / "tier"))
+    with pytest.raises(ConfigError, match="kv_cache_file needs room: swap_space is 9.3.*e-10 GiB"):
+        InProcessExecutor(small)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_a_folder_that_does_not_exist_is_refused_and_nothing_is_made(
+    folder: Path, tmp_path: Path
+) -> None:
+    named = config(folder, tmp_path, kv_cache_file=str(tmp_path / "no" / "such" / "tier"))
+    with pytest.raises(
+        ConfigError, match="cannot be opened: .*name a file in a folder that exists"
+    ):
+        InProcessExecutor(named)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_swap_dir_is_made_where_it_is_not_there(folder: Path, tmp_path: Path) -> None:
+    assert tier_of(config(folder, tmp_path / "new" / "swap")) is not None
+
+
 def test_full_disk_at_start_is_said_and_the_engine_starts(
     folder: Path,
     tmp_path: Path,
@@ -104,6 +128,46 @@ def test_identity_tells_engines_apart(
     assert one == tier_identity(config(folder, tmp_path, swap_space=1.0, max_num_seqs=3))
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"rope_theta": 5000.0},
+            r"its rotary setting rope_theta is .*, this engine's is 5000\.0\. Name",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            r"rope_scaling\.factor is none, this engine's is 2\.0",
+        ),
+        (
+            {"rms_norm_eps": 1e-4},
+            r"its model configuration rms_norm_eps is .*, this engine's is 0\.0001\. Name",
+        ),
+    ],
+)
+def test_a_refusal_names_the_setting_and_both_values(
+    folder: Path, tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    path = str(tmp_path / "tier")
+    assert tier_of(config(folder, tmp_path, kv_cache_file=path)) is not None
+    with pytest.raises(ConfigError, match=reason):
+        InProcessExecutor(config(folder, tmp_path, kv_cache_file=path, hf_overrides=change))
+
+
+def test_long_settings_are_compared_by_digests_and_fit_the_header(
+    folder: Path, tmp_path: Path
+) -> None:
+    def identity(last: int, **more: Any) -> dict[str, Any]:
+        change = {"labels": {str(i): "x" * 50 for i in range(99)} | {"99": last}, **more}
+        return tier_identity(config(folder, tmp_path, hf_overrides=change))
+
+    one, other = identity(1), identity(2)
+    assert one != other and str(one["model configuration"]["labels"]).startswith("digest ")
+    many = {f"key{i}": "x" * 50 for i in range(2000)}
+    one, other = identity(1, **many), identity(2, **many)
+    assert one != other and len(str(one)) < 10_000
+
+
 def test_the_length_counts_where_rotary_factors_hang_on_it(folder: Path, tmp_path: Path) -> None:
     def differs(**rotary: Any) -> bool:
         one, other = (
@@ -122,7 +186,7 @@ def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> 
     before = tier_identity(config(folder, tmp_path))
     save_tiny_llama(folder, seed=1)
     after = tier_identity(config(folder, tmp_path))
-    assert [key for key in before if before[key] != after[key]] == ["model"]
+    assert [key for key in before if before[key] != after[key]] == ["weights digest"]
 
 
 def test_a_file_of_another_engine_stops_the_start_with_the_reason(
