@@ -11,14 +11,18 @@ import functools
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 
 from pagemill import env
 from pagemill.errors import ConfigError
 
+_COST = (
+    "computing with plain PyTorch operations, which is slower, and logprobs agree to rounding rather than "
+    "to the bit whatever the batch"
+)
 LOST = (
-    "no native kernels are built: computing with plain PyTorch operations, which is slower, and logprobs "
-    "agree to rounding rather than to the bit whatever the batch. To get them, install a C++ compiler "
+    f"no native kernels are built: {_COST}. To get them, install a C++ compiler "
     "(g++ or clang++) and install pagemill again; in a source tree, make build"
 )
 
@@ -35,7 +39,7 @@ def extension() -> ModuleType | None:
         if wanted:
             raise ConfigError(
                 f"PAGEMILL_CPU_ISA is {wanted!r}, but no native kernels are built: unset it, or install a "
-                "C++ compiler and CMake and install pagemill again"
+                "C++ compiler (g++ or clang++) and install pagemill again; in a source tree, make build"
             )
         return None
     module = importlib.import_module("pagemill._C")
@@ -64,8 +68,19 @@ def describe() -> str:
     """Return one line on the kernels in use, for logs and `collect-env`."""
     module = extension()
     if module is None:
-        return LOST
+        return _lost()
     return f"native, {module.active_isa()} (available: {module.available_isas()})"
+
+
+def _lost() -> str:
+    """Return why there are no kernels: a source folder hides an installed pagemill from Python, or none are built."""
+    root = Path(__file__).resolve().parents[1]
+    if not ((root / "pyproject.toml").is_file() and (root / "csrc").is_dir()):
+        return LOST
+    return (
+        f"no native kernels are built in the source folder {root}, whose pagemill Python takes here before an "
+        f"installed one: {_COST}. Run from another folder to use what is installed, or build them here: make build"
+    )
 
 
 def main() -> int:

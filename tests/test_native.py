@@ -96,4 +96,17 @@ def test_without_the_extension_the_start_says_what_is_lost(
 ) -> None:
     monkeypatch.setattr(native, "extension", lambda: None)
     notes = resolve(EngineArgs(str(save_tiny_llama(tmp_path / "tiny")))).notes
-    assert f"kernels = torch: {native.LOST}" in notes
+    assert f"kernels = torch: {native.describe()}" in notes
+    assert "no native kernels are built" in native.describe() and "slower" in native.describe()
+
+
+def test_an_install_says_a_compiler_and_a_source_folder_says_where_else_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "extension", lambda: None)
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "pagemill" / "native.py"))
+    assert native.describe() == native.LOST
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "csrc").mkdir()
+    assert f"in the source folder {tmp_path}" in native.describe()
+    assert "Run from another folder" in native.describe() and "make build" in native.describe()

@@ -19,9 +19,10 @@ from pagemill import env, native
 from pagemill.errors import ConfigError
 from pagemill.version import __version__
 
+# Dependencies, and what the extra "transformers" brings.
 PACKAGES = (
-    "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "jinja2", "starlette",
-    "uvicorn", "prometheus-client", "transformers", "sentencepiece",
+    "torch", "numpy", "tokenizers", "huggingface-hub", "jinja2", "starlette", "uvicorn",
+    "prometheus-client", "tqdm", "pyyaml", "transformers", "sentencepiece",
 )  # fmt: skip
 # Instruction sets that decide how fast matrices are multiplied.
 CPU_FLAGS = (

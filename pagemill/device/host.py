@@ -9,6 +9,7 @@ import contextlib
 import errno
 import math
 import os
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ _REFUSALS = (
     "can't allocate memory", "cannot allocate memory", "bad_alloc", "failed to map segment",
     "can't start new thread",
 )  # fmt: skip
+# How torch's allocator says how much it was asked for.
+_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
 
 def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
@@ -45,6 +48,19 @@ def address_space_left(proc: Path = _PROC) -> int | None:
     if limit == resource.RLIM_INFINITY or not words:
         return None
     return max(0, limit - int(words[0]) * resource.getpagesize())
+
+
+def limit_that_binds(available: int) -> int | None:
+    """Return the process's limit on its address space, in bytes, where no more than it leaves is available."""
+    left = address_space_left()
+    if left is None or left > available:
+        return None
+    return resource.getrlimit(resource.RLIMIT_AS)[0]
+
+
+def limit_words(limit: int) -> str:
+    """Return a limit on the address space in words, as the shell sets it."""
+    return f"the process's limit on address space (RLIMIT_AS, ulimit -v {limit >> 10})"
 
 
 def thread_bytes() -> int:
@@ -80,12 +96,28 @@ def refused_memory(what: str) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError, ImportError) as error:
         if not _is_refusal(error):
             raise
-        words = str(error) or type(error).__name__
         raise OutOfMemoryError(
-            f"the system refused memory while {what}: {words}. Raise the process's limit (ulimit -v, "
+            f"the system refused memory while {what}: {_what_was_refused(error)}. Raise the process's limit (ulimit -v, "
             "or the container's), free memory, or choose a smaller model, dtype or "
             "kv_cache_memory_bytes"
         ) from error
+
+
+def _what_was_refused(error: BaseException) -> str:
+    """Return what could not be had and what the process's limit leaves, without an allocator's own words."""
+    words = str(error)
+    asked = _ASKED.search(words)
+    if asked is not None:
+        text = f"{int(asked[1]) / 2**20:.2f} MiB could not be had"
+    elif isinstance(error, ImportError) or "thread" in words:
+        text = words  # names the library, or says that it was a thread
+    else:
+        text = "it could not be had"
+    left = address_space_left()
+    if left is None:
+        return text
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return f"{text}; {limit_words(limit)} leaves {left / 2**20:.2f} MiB"
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -5,6 +5,7 @@
     weights     parameters in the model's dtype, and those of a draft model
     activations the worst-case step: max_num_batched_tokens tokens of sequences at max_model_len, then
                 max_num_seqs rows of logits (and one a draft token) and the sampler; and what the device's libraries keep
+    mapped      the weights' files while they are read: only where the process's address space is limited
     KV cache    the rest, in whole blocks; or kv_cache_memory_bytes outright. A block of the plan is one
                 of the model's pool and one of the draft model's
 
@@ -21,7 +22,7 @@ from pagemill.attention import BACKENDS
 from pagemill.attention.cpu import CPUAttention
 from pagemill.cache_layout import CacheLayout, layout_of
 from pagemill.config import EngineConfig
-from pagemill.device import DEVICES
+from pagemill.device import DEVICES, host
 from pagemill.device.base import Device
 from pagemill.errors import CacheTooSmallError, ConfigError
 from pagemill.memory_plan import MemoryPlan
@@ -41,6 +42,8 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
     """
     device = DEVICES.load(config.device.device)()
     available = device.available_bytes() if available_bytes is None else available_bytes
+    # A plan for a given size is of a machine, not of this process.
+    limit = host.limit_that_binds(available) if available_bytes is None else None
     usable = int(available * config.cache.gpu_memory_utilization)
     model = build_meta_model(config.model, dense=device.dense_weights)
     weights = weight_bytes(model)
@@ -53,7 +56,9 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
         peak = max(peak, peak_activation_bytes(config, draft_model, device))
         peak += _recording_bytes(draft_model, device)
     peak += device.library_bytes(config.model.dtype)
-    free = usable - weights - peak
+    # What is mapped takes no memory, but counts against such a limit.
+    mapped = 0 if limit is None else weights
+    free = usable - weights - peak - mapped
     if config.cache.kv_cache_memory_bytes is not None:
         free = config.cache.kv_cache_memory_bytes
     layout = layout_of(config)
@@ -84,7 +89,7 @@ def plan_memory(config: EngineConfig, available_bytes: int | None = None) -> Mem
         ),
     )
     if too_small:
-        raise CacheTooSmallError(_too_small(config, plan, layout, max(0, free)))
+        raise CacheTooSmallError(_too_small(config, plan, max(0, free), limit))
     return plan
 
 
@@ -173,8 +178,10 @@ def _tokens_that_fit(
     return int(layout.requests_that_fit(num_blocks, max_model_len) * max_model_len)
 
 
-def _too_small(config: EngineConfig, plan: MemoryPlan, layout: CacheLayout, free: int) -> str:
-    need = layout.blocks_of_request(plan.max_model_len) * plan.block_bytes
+def _too_small(config: EngineConfig, plan: MemoryPlan, free: int, limit: int | None) -> str:
+    """Return what is short and the ways out; `limit` is the process's own, where it decides."""
+    assert plan.layout is not None
+    need = plan.layout.blocks_of_request(plan.max_model_len) * plan.block_bytes
     text = (
         f"One request of max_model_len = {plan.max_model_len} tokens needs {_size(need)} of KV cache "
         f"but {_size(free)} is free"
@@ -187,18 +194,32 @@ def _too_small(config: EngineConfig, plan: MemoryPlan, layout: CacheLayout, free
         ways.append(f"raise kv_cache_memory_bytes to at least {need}")
     elif config.cache.num_blocks is None:
         fixed = plan.weight_bytes + plan.peak_activation_bytes
+        whose = "" if limit is None else f" under {host.limit_words(limit)}"
         text += (
-            f": of {_size(plan.available_bytes)} available, gpu_memory_utilization = "
+            f": of {_size(plan.available_bytes)} available{whose}, gpu_memory_utilization = "
             f"{config.cache.gpu_memory_utilization:g} allows {_size(plan.usable_bytes)}, weights take "
             f"{_size(plan.weight_bytes)} and the worst-case step {_size(plan.peak_activation_bytes)}"
         )
+        if limit is not None:
+            fixed += plan.weight_bytes
+            text += "; the weights' files take their size again while they are read"
+            ways.append(
+                f"raise the limit to about ulimit -v {_enough(config, plan, limit, fixed + need)}"
+            )
         share = math.ceil(100 * (fixed + need) / max(1, plan.available_bytes)) / 100
         if share <= 1.0:
             ways.append(f"raise gpu_memory_utilization to {share:g}")
-        ways.append(f"set kv_cache_memory_bytes to at least {need}")
+        if limit is None or share <= 1.0:
+            ways.append(f"set kv_cache_memory_bytes to at least {need}")
         if not plan.num_tokens:
             ways.append("lower max_num_batched_tokens or max_num_seqs for a smaller step")
     return f"{text}. To fit: {'; or '.join(ways)}."
+
+
+def _enough(config: EngineConfig, plan: MemoryPlan, limit: int, needed: int) -> int:
+    """Return a limit in KiB, as the shell takes it, under which `needed` bytes are usable; in whole 10 MiB."""
+    short = needed / config.cache.gpu_memory_utilization - plan.available_bytes
+    return math.ceil((limit + short) / (10 << 20)) * (10 << 10)
 
 
 def _size(count: int) -> str:

@@ -43,7 +43,7 @@ class Worker:
         """Plan first, so that a cache too small is an error before the weights are read."""
         device = DEVICES.load(config.device.device)()
         device.configure(config.device.num_threads)
-        self._plan = plan_memory(config, device.available_bytes())
+        self._plan = plan_memory(config)
         check_fits(self._plan)
         start = time.perf_counter()
         dummy = config.model.load_format == "dummy"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pagemill import native
 from pagemill.cli import COMMANDS, main
+from pagemill.cli.collect_env import PACKAGES
 from pagemill.errors import ConfigError
 from pagemill.version import __version__
 
@@ -120,7 +123,15 @@ def test_collect_env_says_how_to_get_kernels_that_are_not_built(
     monkeypatch.setattr(native, "extension", lambda: None)
     assert main(["collect-env"]) == 0
     assert "no native kernels are built" in (out := capsys.readouterr().out)
-    assert "install a C++ compiler (g++ or clang++) and install pagemill again" in out
+    assert "make build" in out
+
+
+def test_collect_env_lists_dependencies_and_what_an_extra_brings() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    named = re.search(r"^dependencies = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    extra = re.search(r"^transformers = \[(.*?)\]$", text, re.MULTILINE)
+    assert named is not None and extra is not None
+    assert set(PACKAGES) == set(re.findall(r'"([a-z0-9-]+)[>=<]', named[1] + extra[1]))
 
 
 def test_error_of_several_lines_is_one_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,17 @@ def test_an_error_of_ours_inside_stays_as_it_is() -> None:
         raise OutOfMemoryError("pans")
 
 
+def test_an_allocators_own_words_are_not_shown() -> None:
+    words = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 3145728 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    with pytest.raises(OutOfMemoryError) as raised, host.refused_memory("pots were made"):
+        raise RuntimeError(words)
+    assert "while pots were made: 3.00 MiB could not be had" in str(raised.value)
+    assert "enforce" not in str(raised.value) and "Allocator" not in str(raised.value)
+
+
 LIMITED = """
 import resource
 from pagemill.device import host
@@ -160,6 +172,13 @@ resource.setrlimit(resource.RLIMIT_AS, ((pages << 12) + (64 << 20),) * 2)
 assert host.address_space_left() <= 64 << 20
 assert host.available_bytes() <= 64 << 20
 host.require_room(32 << 20, "pots were made")
+assert host.limit_that_binds(host.available_bytes()) == resource.getrlimit(resource.RLIMIT_AS)[0]
+assert host.limit_that_binds(1 << 10) is None
+try:
+    with host.refused_memory("pans were made"):
+        raise MemoryError
+except OutOfMemoryError as error:
+    print(error)
 try:
     host.require_room(65 << 20, "pots were made")
 except OutOfMemoryError as error:
@@ -172,4 +191,5 @@ def test_a_limit_of_the_process_counts_and_is_named() -> None:
     command = [sys.executable, "-c", LIMITED]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert "no memory while pots were made: it may take 65 MiB" in done.stdout, done.stderr
-    assert "ulimit -v" in done.stdout
+    assert "memory while pans were made: it could not be had; the process's limit" in done.stdout
+    assert re.search(r"RLIMIT_AS, ulimit -v \d+\) leaves \d+", done.stdout)

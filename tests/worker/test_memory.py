@@ -334,6 +334,43 @@ def test_the_plan_knows_the_limit_of_the_process() -> None:
     assert "raise the process's limit (ulimit -v)" in done.stderr
 
 
+_PLANNED = """
+import resource, sys
+from pagemill import native
+from pagemill.errors import CacheTooSmallError
+from pagemill.worker.worker import Worker
+from tests.worker.test_memory import make_config
+
+native.extension()
+config = make_config(gpu_memory_utilization=0.9)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = int(sys.argv[1]) << 10 or pages * resource.getpagesize() + (60 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    print(Worker(config).memory_plan.num_full_requests)
+except CacheTooSmallError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
+def test_a_limit_that_leaves_no_cache_is_named_with_one_that_does() -> None:
+    def said(limit_kib: str) -> str:
+        command = [sys.executable, "-c", _PLANNED, limit_kib]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    refused = said("0")
+    assert "under the process's limit on address space (RLIMIT_AS, ulimit -v" in refused
+    assert "raise gpu_memory_utilization" not in refused
+    enough = re.search(r"raise the limit to about ulimit -v (\d+)", refused)
+    assert enough is not None, refused
+    assert float(said(enough[1])) >= 1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_wherever_memory_ends_in_packing_the_start_is_refused_and_nothing_dies(
