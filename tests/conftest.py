@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tests.model_files import PACKAGED_TOKENIZERS, fetch_packaged_tokenizer, wri
 
 # As an engine does, before torch is imported: tests share their cores with each other and more.
 shorten_idle_spinning()
+# A shell that runs the tests behind has it ignored, and tests of Ctrl-C would test nothing.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # `make property`: the longer run of tests that take their number of examples from the profile.
 settings.register_profile("property", max_examples=2000)
 
