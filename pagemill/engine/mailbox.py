@@ -27,7 +27,7 @@ from pagemill.sampling_params import RequestOutputKind
 MOST_APART = 32
 # Tokens, and alternatives told with them, that wait for nobody: some ten megabytes without alternatives.
 MOST_WAITING = 1 << 18
-# Longer than it takes to write out the news of one step, while which nothing is taken.
+# Longer than it takes to write out the news of one step, during which nothing is taken.
 PATIENCE_S = 10.0
 # The same for a reader who takes some now and then: about a gigabyte of alternatives.
 MOST_FOR_A_READER = 1 << 22

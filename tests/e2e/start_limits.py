@@ -8,9 +8,8 @@ each: its MiB, "answered", the words of a PagemillError, or how it died.
 
 from __future__ import annotations
 
+import functools
 import os
-import resource
-import signal
 import sys
 from pathlib import Path
 
@@ -20,8 +19,7 @@ import torch  # noqa: F401  what has to be there anyway is imported before the l
 
 from pagemill import LLM, SamplingParams
 from pagemill.errors import PagemillError
-
-MIB = 1 << 20
+from tests.limited_child import MIB, said_with
 
 
 def answer(model: str, num_threads: int, quantization: str) -> str:
@@ -41,34 +39,13 @@ def answer(model: str, num_threads: int, quantization: str) -> str:
         return "answered" if output.error is None else f"broke: {output.error}"
     except PagemillError as error:
         return f"refused: {error}"
-    except BaseException as error:
-        return f"failed: {type(error).__name__}: {error}"
-
-
-def attempt(room_mib: int, model: str, num_threads: int, quantization: str) -> str:
-    """Return how a child with so much room ended."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + room_mib * MIB
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        signal.alarm(60)
-        os.write(writer, answer(model, num_threads, quantization).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        said = stream.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return f"died of {signal.Signals(os.WTERMSIG(status)).name}"
-    return said.replace("\n", " ") or f"ended with status {os.WEXITSTATUS(status)}"
 
 
 def main(model: str, num_threads: str, quantization: str, *rooms: str) -> None:
     """Make the tries."""
+    start = functools.partial(answer, model, int(num_threads), quantization)
     for room in rooms:
-        print(room, attempt(int(room), model, int(num_threads), quantization), flush=True)
+        print(room, said_with(int(room), start), flush=True)
 
 
 if __name__ == "__main__":

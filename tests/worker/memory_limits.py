@@ -8,8 +8,6 @@ dies is seen. Prints a line for each: its MiB, "started", the OutOfMemoryError's
 from __future__ import annotations
 
 import dataclasses
-import os
-import resource
 import sys
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from pagemill.config import EngineConfig
 from pagemill.device import host
 from pagemill.errors import OutOfMemoryError
 from pagemill.worker.worker import Worker
+from tests.limited_child import said_with
 from tests.worker.test_memory import MIB, make_config
 
 
@@ -34,30 +33,13 @@ def settle(quantization: str, num_threads: int) -> EngineConfig:
     )
 
 
-def attempt(config: EngineConfig, room_mib: int) -> str:
-    """Start a worker in a child with so much room; return how it ended."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + room_mib * MIB
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        try:
-            Worker(config)
-            said = "started"
-        except OutOfMemoryError as error:
-            said = f"refused: {error}"
-        except BaseException as error:
-            said = f"failed: {type(error).__name__}: {error}"
-        os.write(writer, said.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        said = stream.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return f"died of signal {os.WTERMSIG(status)}"
-    return said or f"ended with status {os.WEXITSTATUS(status)}"
+def start(config: EngineConfig) -> str:
+    """Start a worker; return how that ended."""
+    try:
+        Worker(config)
+    except OutOfMemoryError as error:
+        return f"refused: {error}"
+    return "started"
 
 
 def main(quantization: str, num_threads: str, *rooms: str) -> None:
@@ -66,7 +48,7 @@ def main(quantization: str, num_threads: str, *rooms: str) -> None:
     host.available_bytes = lambda: 1 << 40  # past the plan, which knows the limit
     config = settle(quantization, int(num_threads))
     for room in rooms:
-        print(room, attempt(config, int(room)), flush=True)
+        print(room, said_with(int(room), lambda: start(config)), flush=True)
 
 
 if __name__ == "__main__":
