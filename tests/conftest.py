@@ -20,10 +20,19 @@ from tests.model_files import PACKAGED_TOKENIZERS, fetch_packaged_tokenizer, wri
 
 # As an engine does, before torch is imported: tests share their cores with each other and more.
 shorten_idle_spinning()
-# A shell that runs the tests behind has it ignored, and tests of Ctrl-C would test nothing.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 # `make property`: the longer run of tests that take their number of examples from the profile.
 settings.register_profile("property", max_examples=2000)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> None:
+    """Give every test the signals of a program just started, whatever the one before it left behind.
+
+    A command that is run in this process ends with its own handlers in place, since a process would end
+    with it; and a shell that runs the tests behind has SIGINT ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture
