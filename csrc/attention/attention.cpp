@@ -32,6 +32,8 @@ constexpr const char* kOp = "attention";
 // Units a thread: enough to even out what the machine does besides.
 constexpr int64_t kUnitsPerThread = 4;
 constexpr int64_t kFewRows = 12;
+// Small units are taken so many at once, but at least so many times a thread.
+constexpr int64_t kMostAtOnce = 8, kTimes = 16;
 // Parts of cut units, at most: rows beyond it are work enough for all threads without cutting.
 constexpr int64_t kPartsFloats = int64_t{8} << 20;
 // Fewer new numbers than this are written to the cache before other threads are woken.
@@ -179,14 +181,31 @@ Unit placed(Unit unit, float* parts) {
   return unit;
 }
 
-// Run `run` on all units, each by the next thread that is free; no result hangs on which.
+// Run `run` on all units, some at a time by the next thread that is free; no result hangs on which.
+// `early`: a thread takes its next ones while it has one left, and knows what to fetch.
 void run_units(const Layer& layer, const std::vector<Unit>& units, float* parts, char* scratch,
-               int64_t thread_bytes, void (*run)(const Layer&, const Unit&, char*)) {
+               int64_t thread_bytes, bool early,
+               void (*run)(const Layer&, const Unit&, const Unit*, char*)) {
   const int64_t count = static_cast<int64_t>(units.size());
-  std::atomic<int64_t> next{0};
-  parallel_for(std::min<int64_t>(num_threads(), count), 1, [&](int64_t thread, int64_t) {
-    for (int64_t i = next++; i < count; i = next++)
-      run(layer, placed(units[static_cast<size_t>(i)], parts), scratch + thread * thread_bytes);
+  if (count == 0) return;
+  const int64_t threads = std::min<int64_t>(num_threads(), count);
+  const int64_t batch = std::clamp<int64_t>(early ? count / (kTimes * threads) : 1, 1, kMostAtOnce);
+  std::atomic<int64_t> taken{0};
+  parallel_for(threads, 1, [&](int64_t thread, int64_t) {
+    char* own = scratch + thread * thread_bytes;
+    int64_t start = taken.fetch_add(batch);
+    while (start < count) {
+      const int64_t end = std::min(start + batch, count);
+      int64_t following = count;
+      for (int64_t i = start; i < end; ++i) {
+        int64_t next = i + 1;
+        if (next == end && early) next = following = taken.fetch_add(batch);
+        const Unit* coming =
+            early && next < count ? &units[static_cast<size_t>(next)] : nullptr;
+        run(layer, placed(units[static_cast<size_t>(i)], parts), coming, own);
+      }
+      start = early ? following : taken.fetch_add(batch);
+    }
   });
 }
 
@@ -293,8 +312,10 @@ int64_t attention(AttentionPlan& plan, int64_t num_heads, int64_t num_kv_heads, 
   const Kernels& kernels = choose(layer);
   char* own = reinterpret_cast<char*>(scratch);
   float* parts = reinterpret_cast<float*>(own + work.threads * thread_bytes);
-  run_units(layer, work.units, parts, own, thread_bytes, kernels.attend);
-  run_units(layer, work.merges, parts, own, thread_bytes, kernels.merge);
+  // With few rows reading is what takes time; with many a unit taken early could be the last one left.
+  const bool early = work.rows <= kFewRows;
+  run_units(layer, work.units, parts, own, thread_bytes, early, kernels.attend);
+  run_units(layer, work.merges, parts, own, thread_bytes, false, kernels.merge);
   return 0;
 }
 

@@ -25,9 +25,10 @@ namespace {
 template <class V, class K>
 class Attend {
  public:
-  Attend(const Layer& layer, const Unit& unit, char* scratch)
+  Attend(const Layer& layer, const Unit& unit, const Unit* next, char* scratch)
       : layer_(layer),
         unit_(unit),
+        next_(next),
         dim_(layer.padded_dim()),
         tiles_((unit.rows + V::kMaxRows - 1) / V::kMaxRows),
         rows_(layer, unit),
@@ -80,6 +81,11 @@ class Attend {
   }
 
   int64_t tile_start(int64_t tile) const { return unit_.rows * tile / tiles_; }
+
+  // Where what the last row of a unit sees ends.
+  int64_t last_seen(const Unit& unit) const {
+    return unit.position + (unit.first_row + unit.rows - 1) / layer_.group() + 1;
+  }
 
   // The positions that a row of this unit sees.
   Range visible(int64_t row) const {
@@ -153,8 +159,12 @@ class Attend {
     for (int64_t r = from; r < to; ++r)
       softmax_.soften(scores_ + r * kSegmentKeys, weights_ + r * kSegmentKeys, seen[r],
                       &high[r - from], &total[r - from]);
-    const bool more = ahead && segment + 1 < unit_.last_segment;
-    if (more) segment_.find_next_keys(segment + 1, visible(unit_.rows - 1, segment + 1).last);
+    const Unit* next = segment + 1 < unit_.last_segment ? &unit_ : next_;
+    const bool more = ahead && next != nullptr;
+    if (more) {
+      const int64_t coming = next == &unit_ ? segment + 1 : next->first_segment;
+      segment_.find_next_keys(*next, coming, last_seen(*next) - coming * kSegmentKeys);
+    }
     weigh_values(from, to, seen, more);
     if (unit_.parts == nullptr) {
       rows_.merge(start + from, to - from, high, total, part_, dim_);
@@ -195,6 +205,7 @@ class Attend {
 
   const Layer& layer_;
   const Unit& unit_;
+  const Unit* next_;
   const int64_t dim_;    // head_dim, padded: strides of float32 rows
   const int64_t tiles_;  // of up to V::kMaxRows rows
   Operand* queries_;     // tile after tile: [words][rows of the tile]
@@ -209,11 +220,11 @@ class Attend {
 template <class V, template <class> class Kind>
 const Kernels* kernels() {
   static constexpr Kernels both = {
-      [](const Layer& layer, const Unit& unit, char* scratch) {
-        Attend<V, Kind<V>>(layer, unit, scratch).attend();
+      [](const Layer& layer, const Unit& unit, const Unit* next, char* scratch) {
+        Attend<V, Kind<V>>(layer, unit, next, scratch).attend();
       },
-      [](const Layer& layer, const Unit& unit, char* scratch) {
-        Attend<V, Kind<V>>(layer, unit, scratch).merge();
+      [](const Layer& layer, const Unit& unit, const Unit* next, char* scratch) {
+        Attend<V, Kind<V>>(layer, unit, next, scratch).merge();
       }};
   return &both;
 }
@@ -222,14 +233,14 @@ const Kernels* kernels() {
 template <class V, template <class> class Kind, template <class> class Codes>
 const Kernels* coded_kernels() {
   static constexpr Kernels both = {
-      [](const Layer& layer, const Unit& unit, char* scratch) {
+      [](const Layer& layer, const Unit& unit, const Unit* next, char* scratch) {
         if (unit.rows > V::kMaxRows && layer.tiled() && layer.head_dim % 4 == 0)
-          Attend<V, Unpacked<V, Kind, Codes>>(layer, unit, scratch).attend();
+          Attend<V, Unpacked<V, Kind, Codes>>(layer, unit, next, scratch).attend();
         else
-          Attend<V, Codes<V>>(layer, unit, scratch).attend();
+          Attend<V, Codes<V>>(layer, unit, next, scratch).attend();
       },
-      [](const Layer& layer, const Unit& unit, char* scratch) {
-        Attend<V, Codes<V>>(layer, unit, scratch).merge();
+      [](const Layer& layer, const Unit& unit, const Unit* next, char* scratch) {
+        Attend<V, Codes<V>>(layer, unit, next, scratch).merge();
       }};
   return &both;
 }

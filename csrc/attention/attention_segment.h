@@ -34,26 +34,26 @@ class Segment {
       return;
     }
     for (int64_t t = seen.first / kTileKeys; t * kTileKeys < seen.last; ++t) {
-      const int64_t at = tile_at(segment, t) * tile_bytes;
+      const int64_t at = tile_at(unit_, segment, t) * tile_bytes;
       point(t, layer_.k_pool + at, layer_.v_pool + at);
       if constexpr (Unpacking<K>::kNeeded) unpack(t);
     }
   }
 
-  // Point next_k at the tiles of keys [0, last) of a segment; behind them, at what is at hand.
-  void find_next_keys(int64_t segment, int64_t last) {
+  // Point next_k at the tiles of keys [0, last) of a unit's segment; behind them, at what is at hand.
+  void find_next_keys(const Unit& unit, int64_t segment, int64_t last) {
     for (int64_t t = 0; t < kSegmentTiles; ++t) {
       next_k[t] = v[t];
       if (t * kTileKeys < last)
-        next_k[t] = layer_.k_pool + tile_at(segment, t) * layer_.tile_bytes();
+        next_k[t] = layer_.k_pool + tile_at(unit, segment, t) * layer_.tile_bytes();
     }
   }
 
  private:
-  // Which tile of the pools is tile t of a segment.
-  int64_t tile_at(int64_t segment, int64_t t) const {
+  // Which tile of the pools is tile t of a unit's segment.
+  int64_t tile_at(const Unit& unit, int64_t segment, int64_t t) const {
     const int64_t at = segment * kSegmentKeys + t * kTileKeys;
-    const int64_t head = unit_.blocks[at / layer_.block_size] * layer_.num_kv_heads + unit_.kv_head;
+    const int64_t head = unit.blocks[at / layer_.block_size] * layer_.num_kv_heads + unit.kv_head;
     return head * (layer_.block_size / kTileKeys) + at % layer_.block_size / kTileKeys;
   }
 

@@ -70,8 +70,9 @@ constexpr int64_t kPartValues = 16;
 PAGEMILL_INLINE int64_t part_floats(const Layer& layer) { return kPartValues + layer.padded_dim(); }
 
 struct Kernels {
-  void (*attend)(const Layer&, const Unit&, char* scratch);
-  void (*merge)(const Layer&, const Unit&, char* scratch);  // of unit.parts, all segments
+  // `next`, which may be null, is what this thread attends to afterwards: its first keys are fetched.
+  void (*attend)(const Layer&, const Unit&, const Unit* next, char* scratch);
+  void (*merge)(const Layer&, const Unit&, const Unit* next, char* scratch);  // of unit.parts, all segments
 };
 
 PAGEMILL_INLINE int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagemill import native
+from pagemill.ops.kept_results import new_result
 
 # torch is imported above, so that the extension finds its OpenMP library in the process.
 _C = native.required()
@@ -92,7 +93,7 @@ def linear(
         x = x.contiguous()
     out = residual
     if out is None:
-        out = torch.empty(rows, out_features, dtype=out_dtype or x.dtype)
+        out = new_result(rows, out_features, x.dtype, out_dtype)
     else:
         assert out.shape == (rows, out_features) and out.stride(1) == 1
     bias_address = 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pagemill.ops.cpu import _C, _DTYPES, _EPILOGUES, TILE
+from pagemill.ops.kept_results import new_result
 from pagemill.ops.reference import PER_ROW, Int8Rounding
 
 _TILE_ROW_BYTES = 64
@@ -116,7 +117,7 @@ def linear_int8(
         x = x.contiguous()
     out = residual
     if out is None:
-        out = torch.empty(rows, out_features, dtype=out_dtype or x.dtype)
+        out = new_result(rows, out_features, x.dtype, out_dtype)
     else:
         assert out.shape == (rows, out_features) and out.stride(1) == 1
     assert bias is None or (bias.dtype == x.dtype and bias.is_contiguous())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagemill import native
+from pagemill.ops.kept_results import new_result
 from pagemill.ops.packed import CODECS, OFFSETS, PackedMatrix
 
 # torch is imported above, so that the extension finds its OpenMP library in the process.
@@ -57,7 +58,7 @@ class NativeProduct:
         if residual is not None:
             out = residual
         elif out is None:
-            out = torch.empty(rows, self._features, dtype=out_dtype or x.dtype)
+            out = new_result(rows, self._features, x.dtype, out_dtype)
         assert out.shape == (rows, self._features) and out.stride(1) == 1
         bias_address = 0
         if bias is not None:

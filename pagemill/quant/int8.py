@@ -50,9 +50,13 @@ class Int8Store(Protocol):
         ...
 
     def multiply(
-        self, weights: Int8Weights, x: Tensor, residual: Tensor | None, out_dtype: torch.dtype
+        self,
+        weights: Int8Weights,
+        x: Tensor,
+        residual: Tensor | None,
+        out_dtype: torch.dtype | None,
     ) -> Tensor:
-        """Return the product, or the residual it was added to."""
+        """Return the product, in `out_dtype` or x's, or the residual it was added to."""
         ...
 
     def multiply_gated(self, weights: Int8Weights, x: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ class Int8Layers:
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Multiply; bias and residual are added to the float32 results, which are rounded once."""
-        return self.store.multiply(_weights(layer), x, residual, out_dtype or x.dtype)
+        return self.store.multiply(_weights(layer), x, residual, out_dtype)
 
     def apply_gated(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Multiply and apply the gate, to the float32 results where the store knows the activation."""

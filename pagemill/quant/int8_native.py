@@ -44,7 +44,11 @@ class NativeInt8Store:
         return packed, packed_scales
 
     def multiply(
-        self, weights: Int8Weights, x: Tensor, residual: Tensor | None, out_dtype: torch.dtype
+        self,
+        weights: Int8Weights,
+        x: Tensor,
+        residual: Tensor | None,
+        out_dtype: torch.dtype | None,
     ) -> Tensor:
         """Multiply, with bias and residual fused."""
         return native_int8.linear_int8(

@@ -39,12 +39,16 @@ class TorchInt8Store:
         return codes, scales
 
     def multiply(
-        self, weights: Int8Weights, x: Tensor, residual: Tensor | None, out_dtype: torch.dtype
+        self,
+        weights: Int8Weights,
+        x: Tensor,
+        residual: Tensor | None,
+        out_dtype: torch.dtype | None,
     ) -> Tensor:
         """Multiply, add the bias, then the residual; round once."""
         out = residual
         if out is None:
-            out = torch.empty(len(x), weights.shape.out_features, dtype=out_dtype)
+            out = torch.empty(len(x), weights.shape.out_features, dtype=out_dtype or x.dtype)
         step = max(1, _SLICE // weights.shape.out_features)
         for start in range(0, len(x), step):
             rows = slice(start, start + step)

@@ -28,6 +28,7 @@ from pagemill.errors import CacheTooSmallError, ConfigError
 from pagemill.memory_plan import MemoryPlan
 from pagemill.models.base import CausalLM
 from pagemill.models.loader import build_meta_model
+from pagemill.ops.kept_results import kept_bytes
 from pagemill.sampling import ROW_MATH, sampler
 from pagemill.worker.replay import arena_bytes
 
@@ -117,7 +118,8 @@ def weight_bytes(model: CausalLM) -> int:
 def peak_activation_bytes(config: EngineConfig, model: CausalLM, device: Device) -> int:
     """Return the temporary memory of the worst-case step.
 
-    The forward pass and the logits with the sampler come one after the other, so the larger counts.
+    The forward pass and the logits with the sampler come one after the other, so the larger counts; but
+    logits whose memory is kept are there all the time.
     """
     backend = BACKENDS.load(device.attention_backend)()
     tokens = config.scheduler.max_num_batched_tokens
@@ -137,8 +139,10 @@ def peak_activation_bytes(config: EngineConfig, model: CausalLM, device: Device)
         ROW_MATH.load(device.dense_weights)(),
         config.device.num_threads,
     )
-    after = model.peak_bytes(tokens, seqs + _most_drafts(config)) + sampling
-    return max(forward, after) + tokens * _INPUT_BYTES_PER_TOKEN + recordings
+    rows = seqs + _most_drafts(config)
+    after = model.peak_bytes(tokens, rows) + sampling
+    kept = kept_bytes(rows, config.model.shape.vocab_size) if recordings else 0
+    return max(forward + kept, after) + tokens * _INPUT_BYTES_PER_TOKEN + recordings
 
 
 def _recording_bytes(model: CausalLM, device: Device) -> int:
