@@ -1,9 +1,11 @@
 """pagemill and every peer that is installed, in one run, in turn, on the same weights and lengths.
 
     python -m benchmarks.peers --venvs DIR --model qwen3-0.6b --cases ade --rounds 7
+        [--formats bf16,int8=ad,int4=a]
 
-Prints a Markdown table a case and the verdict on every target. benchmarks/README.md says how the peers are
-installed; one that is not is an empty row. Nothing else should run on the machine.
+Prints a Markdown table a case and the verdict on every target. Ctrl-C ends the rounds and prints what
+was measured until then. benchmarks/README.md says how the peers are installed; one that is not is an
+empty row. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -48,10 +50,12 @@ class Room:
         return EngineOptions(str(path), weights, self.threads, self.kv_tokens, self.kv_bytes)
 
 
-def make_entrant(name: str, format: str, model: str, venvs: Path, room: Room) -> Entrant:
+def make_entrant(
+    name: str, format: str, cases: str, model: str, venvs: Path, room: Room
+) -> Entrant:
     """Return one engine in one format, its model files made; or with the reason why it cannot run."""
     kind = ENGINES[name]
-    entrant = Entrant(name, format, kind.title, [])
+    entrant = Entrant(name, format, kind.title, [], cases)
     python = _find(kind, venvs)
     if python is None:
         entrant.failure = "not installed"
@@ -82,13 +86,25 @@ def parse_rounds(text: str, cases: str) -> dict[str, int]:
     return rounds
 
 
+def parse_formats(text: str, cases: str) -> dict[str, str]:
+    """Return the cases by format: "bf16,int8=ad" has all of `cases` in bf16 and two of them in int8."""
+    formats = {}
+    for word in text.split(","):
+        name, _, own = word.partition("=")
+        formats[name] = own or cases
+    return formats
+
+
 def main() -> None:
     """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venvs", type=Path, default=Path(".venvs"), help="folder of the peers")
     parser.add_argument("--model", default="qwen3-0.6b", choices=sorted(random_models.SHAPES))
     parser.add_argument("--engines", default=",".join(_PEERS), help=f"of {', '.join(ENGINES)}")
-    parser.add_argument("--formats", default="bf16", help=f"of {', '.join(_FORMATS)}")
+    parser.add_argument(
+        "--formats", default="bf16",
+        help=f"of {', '.join(_FORMATS)}; int8=ad for a format with cases of its own",
+    )  # fmt: skip
     parser.add_argument("--cases", default="ade", help=f"of {work.CASES}")
     parser.add_argument("--rounds", default="7", help="7, or 7,c=2 for a case with its own number")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -99,8 +115,8 @@ def main() -> None:
     sizes = random_models.sizes(random_models.model_folder(arguments.model))
     room = Room.of(arguments.cases, arguments.threads, sizes)
     entrants = [
-        make_entrant(engine, format, arguments.model, arguments.venvs, room)
-        for format in arguments.formats.split(",")
+        make_entrant(engine, format, cases, arguments.model, arguments.venvs, room)
+        for format, cases in parse_formats(arguments.formats, arguments.cases).items()
         for engine in arguments.engines.split(",")
     ]
     limits = take_turns(entrants, schedule, arguments.threads, limits_meter(arguments.threads))

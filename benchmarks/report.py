@@ -84,6 +84,8 @@ def _table(run: Run, case: str) -> str:
     lines = [f"Case {case}, {rounds} rounds, medians (lowest-highest)", "", _row(head)]
     lines.append(_row(["---"] * len(head)))
     for entrant in run.entrants:
+        if case not in entrant.cases:
+            continue
         cells = [entrant.title, entrant.format]
         cells += [_spread(series(entrant, case, figure)) for figure in columns]
         for figure in _compared(columns):
@@ -152,7 +154,7 @@ def _streaming_verdict(run: Run) -> str:
 def _verdict(run: Run, target: Target) -> str:
     """Return a target's row, or nothing where the run has not asked for it."""
     own = _find(run, OWN, target.format)
-    if own is None or target.case not in run.limits:
+    if own is None or target.case not in run.limits or target.case not in own.cases:
         return ""
     if target.engine == BEST_PEER:
         others = [

@@ -28,6 +28,7 @@ class Entrant:
     format: str
     title: str
     arguments: list[str]  # its command; empty where there is none to run
+    cases: str = work.CASES
     failure: str = ""  # why it has no figures from here on
     version: str = ""
     idle_cores: float = 0.0  # kept busy while waiting; it is stopped in others' turns
@@ -46,7 +47,10 @@ class Schedule:
 def take_turns(
     entrants: Sequence[Entrant], schedule: Schedule, threads: int, meter: LimitsMeter | None
 ) -> dict[str, list[Limits]]:
-    """Load every entrant, run the schedule and fill the entrants in; return the limits of each round."""
+    """Load every entrant, run the schedule and fill the entrants in; return the limits of each round.
+
+    Ctrl-C ends the rounds: what was measured until then stays.
+    """
     limits: dict[str, list[Limits]] = {}
     signal.signal(signal.SIGTERM, _leave)  # the engines end with this process
     with contextlib.ExitStack() as stack:
@@ -55,16 +59,31 @@ def take_turns(
             process = _start(entrant, threads, stack)
             if process is not None:
                 running.append((entrant, process))
-        for case in schedule.cases:
-            for entrant, process in running:
-                _turn(entrant, process, case, work.WARM_UP)
-            limits[case] = []
-            for round in range(schedule.rounds[case]):
-                if meter is not None:
-                    limits[case].append(meter.measure())
-                for entrant, process in running:
-                    _turn(entrant, process, case, str(round))
+        try:
+            for case in schedule.cases:
+                limits[case] = []
+                taking = [(one, process) for one, process in running if case in one.cases]
+                _run_case(case, taking, schedule.rounds[case], limits[case], meter)
+        except KeyboardInterrupt:
+            _say("interrupted: no more rounds")
     return limits
+
+
+def _run_case(
+    case: str,
+    running: Sequence[tuple[Entrant, EngineProcess]],
+    rounds: int,
+    limits: list[Limits],
+    meter: LimitsMeter | None,
+) -> None:
+    """Warm every engine up, then run the rounds of one case."""
+    for entrant, process in running:
+        _turn(entrant, process, case, work.WARM_UP)
+    for round in range(rounds):
+        if meter is not None:
+            limits.append(meter.measure())
+        for entrant, process in running:
+            _turn(entrant, process, case, str(round))
 
 
 def _start(entrant: Entrant, threads: int, stack: contextlib.ExitStack) -> EngineProcess | None:

@@ -64,3 +64,13 @@ def test_run_without_limits_has_no_shares() -> None:
     text = report.markdown(report.Run("m", 2, _SIZES, [own], {"a": []}))
     assert "| pagemill | bf16 | 18.0 (18.0-18.0) | 100 (100-100) | - | - | - |" in text
     assert "streaming" not in text
+
+
+def test_format_with_fewer_cases_is_in_their_tables_alone() -> None:
+    own = entrant("pagemill", "bf16", [10.0] * 7, [100.0] * 7)
+    few = Entrant("pagemill", "int8", "pagemill", [], "b", version="1.0")
+    text = report.markdown(report.Run("m", 2, _SIZES, [own, few], {"a": _LIMITS, "b": _LIMITS}))
+    tables = text.split("Case ")
+    assert "| pagemill | int8 |" not in tables[1]
+    assert "| pagemill | int8 |" in tables[2]
+    assert "case a, int8" not in text
