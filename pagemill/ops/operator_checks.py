@@ -109,6 +109,21 @@ class Given:
                 wanted = f"from {-offset} to {limit - 1 - offset}"
             self.refuse(name, f"from {lowest} to {highest}", wanted, ValueError)
 
+    def apart(self, written: str, other: str, *, or_one: bool = False) -> None:
+        """Demand that a tensor that is written to shares no memory with another argument.
+
+        A kernel reads its other arguments while it writes: numbers that were looked at would change.
+        With `or_one` both may be the very same contiguous numbers.
+        """
+        one, two = self.values[written], self.values[other]
+        if not (isinstance(one, Tensor) and isinstance(two, Tensor)):
+            return
+        if or_one and one.data_ptr() == two.data_ptr() and one.shape == two.shape:
+            return
+        if _share_memory(one, two):
+            found = f"in the memory of {other}"
+            self.refuse(written, found, f"apart from it: {self.operation} writes to it", ValueError)
+
     def together(self, first: str, second: str) -> None:
         """Demand that two arguments are given or left out together."""
         if (self.values[first] is None) != (self.values[second] is None):
@@ -125,6 +140,36 @@ def _lies(tensor: Tensor, layout: str) -> bool:
         whole = tensor[0].is_contiguous() and tensor.stride(-1) == 1
         return whole and (tensor.shape[0] == 1 or tensor.stride(0) >= tensor[0].numel())
     return True
+
+
+def _share_memory(one: Tensor, two: Tensor) -> bool:
+    """Return whether two strided tensors may have a byte in common; columns of one matrix do not."""
+    if not one.numel() or not two.numel():
+        return False
+    (start, stop), (other_start, other_stop) = _extent(one), _extent(two)
+    if stop <= other_start or other_stop <= start:
+        return False
+    return not _side_by_side(one, two)
+
+
+def _side_by_side(one: Tensor, two: Tensor) -> bool:
+    """Return whether the rows of two tensors lie beside each other, at one distance, and never meet."""
+    if not one.dim() or not two.dim():
+        return False
+    distance = one.stride(0) * one.element_size()
+    if distance == 0 or distance != two.stride(0) * two.element_size():
+        return False
+    row_start, row_stop = _extent(one[0])
+    other_start, other_stop = _extent(two[0])
+    offset = (other_start - row_start) % distance
+    return row_stop - row_start <= offset <= distance - (other_stop - other_start)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the address of the first byte of a tensor that is not empty, and that behind its last."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def _quoted(value: Any) -> str:

@@ -15,6 +15,7 @@ from pagemill.config import int8_token_bytes
 from pagemill.ops.operator_checks import ANY, FLOAT32, FLOATS, INT64, ROWS, WHOLE, Given
 from pagemill.ops.packed import CODECS, DEPTH, LINE, OFFSETS, num_groups
 from pagemill.ops.reference import ACTIVATIONS
+from pagemill.sampling_params import GREEDY_BELOW
 
 _TILE = 16
 _TILE_ROW_BYTES = 64
@@ -262,6 +263,33 @@ def _draw_rows(given: Given) -> None:
     given.tensor("wholes", INT64, (count, 6), WHOLE)
     given.entries("wholes[:, 0] (rows)", given["wholes"][:, 0], rows)
     _total(given, "wholes[:, 5] (draws)", given["wholes"][:, 5], "num_draws")
+    tops = _finite_tops(given)[given["wholes"][:, 0]]
+    if not torch.equal(given["highest"], tops):
+        found, wanted = given["highest"].tolist(), f"the highest of each row, {tops.tolist()}"
+        given.refuse("highest", str(found), wanted, ValueError)
+    temperatures, top_p, min_p = given["numbers"].unbind(1)
+    # Under this a row has one weight that is no zero, or none: what is greedy is not drawn.
+    _each(given, "numbers[:, 0] (temperatures)", temperatures, GREEDY_BELOW, math.inf)
+    _each(given, "numbers[:, 1] (top_p)", top_p, torch.finfo(torch.float64).tiny, 1.0)
+    _each(given, "numbers[:, 2] (min_p)", min_p, 0.0, 1.0)
+
+
+def _finite_tops(given: Given) -> torch.Tensor:
+    """Return the largest logit of each row; demand that it is finite, and no logit NaN."""
+    tops: torch.Tensor = given["logits"].amax(1)
+    if not bool(tops.isfinite().all()):
+        row = int((~tops.isfinite()).nonzero()[0])
+        found = f"of a largest number {float(tops[row])} in row {row}"
+        given.refuse("logits", found, "finite there, and NaN nowhere", ValueError)
+    return tops
+
+
+def _each(given: Given, name: str, numbers: torch.Tensor, lowest: float, highest: float) -> None:
+    """Demand that each number is in a range; NaN is in none."""
+    wrong = ~((numbers >= lowest) & (numbers <= highest))
+    if bool(wrong.any()):
+        found = float(numbers[wrong][0])
+        given.refuse(name, str(found), f"from {lowest} to {highest}", ValueError)
 
 
 def _total(given: Given, name: str, counts: torch.Tensor, total: str) -> None:
@@ -280,6 +308,7 @@ def _score_rows(given: Given) -> None:
     _rising(given, "starts", given["starts"].tolist(), chosen)
     given.entries("counts", given["counts"], vocab + 1)
     _total(given, "counts", given["counts"], "num_top")
+    _finite_tops(given)
 
 
 def _rising(given: Given, name: str, starts: list[int], last: int) -> None:
@@ -337,6 +366,9 @@ def _sequences(given: Given, tokens: int, block_size: int, blocks: int) -> None:
             given.refuse("block_tables", f"{width} blocks wide", wanted, ValueError)
         given.entries("block_tables", given["block_tables"][sequence, :needed], blocks)
 
+
+# (operator, what it writes to, other argument) that may be one and the same tensor: of each number once.
+MAY_BE_ONE = {("add_", "x", "y")}
 
 RULES: dict[str, Callable[[Given], None]] = {
     "pack_linear": _pack_linear,

@@ -5,7 +5,8 @@ a call. Whoever wants a profile to show these operations, or torch.compile to ke
 `register()` once; importing pagemill and starting an engine do not. An operator is a schema, a function that
 computes and one that gives the result's shape and dtype without data. They follow torch's rules: what is
 written to is marked in the schema, and a result is never one of the arguments. Before an operator
-computes, `operator_rules` looks at every argument: the kernels believe what they are told.
+computes, `operator_rules` looks at every argument: the kernels believe what they are told. What is written
+to must lie apart from all other arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from pagemill import native
 from pagemill.errors import NotSupportedError
 from pagemill.ops.operator_checks import Given
-from pagemill.ops.operator_rules import RULES
+from pagemill.ops.operator_rules import MAY_BE_ONE, RULES
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
@@ -72,14 +73,25 @@ def _checked(operator: Operator) -> Callable[..., Any]:
     arguments = torch._C.parse_schema(f"pagemill::{operator.schema}").arguments
     names = [argument.name for argument in arguments]
     defaults = [argument.default_value for argument in arguments]
+    written = [argument.name for argument in arguments if _is_written(argument)]
     rule = RULES[operator.name]
 
     def call(*given: Any) -> Any:
         complete = (*given, *defaults[len(given) :])
-        rule(Given(operator.name, dict(zip(names, complete, strict=True))))
+        by_name = Given(operator.name, dict(zip(names, complete, strict=True)))
+        rule(by_name)
+        for name in written:
+            for other in names:
+                if other != name:
+                    one = (operator.name, name, other) in MAY_BE_ONE
+                    by_name.apart(name, other, or_one=one)
         return operator.compute(*complete)
 
     return call
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _operators() -> tuple[Operator, ...]:

@@ -228,6 +228,96 @@ def test_every_operator_can_be_called_with_all_its_defaults(name: str) -> None:
     operator(name)(*right.calls(torch.float32)[name][:required], *filled)
 
 
+def in_one_place(*tensors: Tensor) -> list[Tensor]:
+    """Return zeros of the tensors' shapes and dtypes that all lie at one address."""
+    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    return [memory.view(t.dtype)[: t.numel()].view(t.shape) for t in tensors]
+
+
+@needs_extension
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_to_lies_apart_from_every_other_argument(name: str) -> None:
+    """Else ids and tables that were looked at could change under the kernel, and it read anywhere."""
+    values = dict(zip([a.name for a in schema(name)], changed(name), strict=True))
+    tensors = [argument for argument, value in values.items() if isinstance(value, Tensor)]
+    for argument in schema(name):
+        if argument.name not in tensors or argument.alias_info is None:
+            continue
+        for other in tensors:
+            if other == argument.name or (name, argument.name, other) == ("add_", "x", "y"):
+                continue
+            # Zeros are right ids, counts and numbers of any of these operators.
+            shared = in_one_place(values[argument.name], values[other])
+            both = dict(zip((argument.name, other), shared, strict=True))
+            with pytest.raises(ValueError, match=f"^{name}: .* is in the memory of .* apart"):
+                operator(name)(*changed(name, **both))
+
+
+@needs_extension
+def test_numbers_are_added_to_themselves_but_not_to_their_neighbours() -> None:
+    memory = torch.arange(100.0)
+    operator("add_")(memory, memory)
+    assert torch.equal(memory, 2 * torch.arange(100.0))
+    with pytest.raises(ValueError, match="^add_: x is in the memory of y"):
+        operator("add_")(memory[1:], memory[:-1])
+
+
+@needs_extension
+def test_columns_of_one_matrix_lie_apart() -> None:
+    x, weight, features, _ = right.linear_arguments(torch.float32)
+    together = torch.cat((x, draw(5, features, seed=4)), 1)
+    apart = together[:, 40:].clone()
+    operator("linear_add_")(together[:, 40:], together[:, :40], weight, features)
+    operator("linear_add_")(apart, x, weight, features)
+    assert torch.equal(together[:, 40:], apart)
+    with pytest.raises(ValueError, match="^linear_add_: stream is in the memory of x"):
+        operator("linear_add_")(together[:, 39:-1], together[:, :40], weight, features)
+
+
+@needs_extension
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_rows_of_logits_that_are_not_finite_are_not_drawn_from(value: float) -> None:
+    for name in ("draw_rows", "score_rows"):
+        for row in (slice(None), 1):
+            logits = changed(name)[0].clone()
+            logits[row, 7] = value
+            with pytest.raises(ValueError, match=f"^{name}: logits is of a largest number"):
+                operator(name)(*changed(name, logits=logits))
+        with pytest.raises(ValueError, match=f"^{name}: logits is of a largest number -inf"):
+            operator(name)(*changed(name, logits=lambda x: torch.full_like(x, -torch.inf)))
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        (0, 1e-300, "temperatures"),
+        (0, torch.nan, "temperatures"),
+        (1, 0.0, "top_p"),
+        (1, torch.nan, "top_p"),
+        (2, 2.0, "min_p"),
+        (2, torch.nan, "min_p"),
+    ],
+)
+def test_numbers_that_keep_no_token_are_refused(column: int, value: float, words: str) -> None:
+    def spoil(numbers: Tensor) -> Tensor:
+        numbers = numbers.clone()
+        numbers[1, column] = value
+        return numbers
+
+    with pytest.raises(ValueError, match=rf"^draw_rows: numbers.* \({words}\) is {value}"):
+        operator("draw_rows")(*changed("draw_rows", numbers=spoil))
+
+
+@needs_extension
+def test_the_highest_of_a_row_must_be_that_of_the_row() -> None:
+    for wrong in (-100.0, 1e30, torch.nan):
+        with pytest.raises(ValueError, match="^draw_rows: highest is .* the highest of each row"):
+            operator("draw_rows")(
+                *changed("draw_rows", highest=lambda x, wrong=wrong: torch.full_like(x, wrong))
+            )
+
+
 @needs_extension
 def test_penalties_left_out_change_nothing() -> None:
     row = draw(400)
