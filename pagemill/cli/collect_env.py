@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from pagemill import env, native
+from pagemill.device.host import num_processors
 from pagemill.errors import ConfigError
 from pagemill.version import __version__
 
@@ -100,7 +101,7 @@ def _cpu() -> dict[str, str]:
     return {
         "CPU": model or platform.processor() or platform.machine(),
         "CPU features": " ".join(f for f in CPU_FLAGS if f in flags) or "unknown",
-        "CPU cores": f"{_usable_cores()} usable of {os.cpu_count()}",
+        "CPU cores": _cores(),
     }
 
 
@@ -118,10 +119,11 @@ def _proc_cpuinfo() -> tuple[str, set[str]]:
     return values.get("model name", ""), set(flags.split())
 
 
-def _usable_cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _cores() -> str:
+    try:
+        return f"{num_processors()} usable of {os.cpu_count()}"
+    except ConfigError as error:
+        return f"{os.cpu_count()}; {error}"
 
 
 def _memory() -> str:

@@ -129,8 +129,7 @@ def _is_refusal(error: BaseException) -> bool:
 
 def num_processors() -> int:
     """Return how many logical processors this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return len(topology.allowed_numbers()) or os.cpu_count() or 1
 
 
 def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:

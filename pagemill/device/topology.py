@@ -9,12 +9,19 @@ the CPU device.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagemill import env
+from pagemill.errors import ConfigError
+
 _SYS = Path("/sys/devices/system")
+_MAPS = Path("/proc/self/maps")
+# Names of OpenMP's libraries: GNU's, LLVM's and Intel's.
+_OPENMP = ("libgomp", "libomp", "libiomp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +115,49 @@ def describe(count: int, allowed: tuple[Processor, ...]) -> str:
     return f"pinned to processors {format_list(cpus)} of {where} {names}"
 
 
-def allowed_processors() -> tuple[Processor, ...]:
+def allowed_processors(system: Path = _SYS) -> tuple[Processor, ...]:
     """Return the processors that this process may run on; () where that is not known."""
+    return processors(allowed_numbers(system), system)
+
+
+def allowed_numbers(system: Path = _SYS) -> frozenset[int]:
+    """Return the numbers of the processors that this process may run on; empty where that is not known.
+
+    Where a variable places OpenMP's threads, its library binds the thread that loads it to the first
+    place: that thread's processors are fewer than the process's, which are those of all places.
+    Raises ConfigError where none of these is a processor of this machine.
+    """
     affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-    return processors(affinity(0)) if affinity is not None else ()
+    if affinity is None:
+        return frozenset()
+    places = openmp_places() if env.omp_places_set() else ()
+    if not places:
+        return frozenset(affinity(0))
+    known = {int(folder.name.removeprefix("cpu")) for folder in system.glob("cpu/cpu[0-9]*")}
+    placed = {number for place in places for number in place}
+    if known and not placed & known:
+        raise ConfigError(
+            f"OMP_PLACES or GOMP_CPU_AFFINITY places threads on processors {format_list(placed)}; name some "
+            f"of this machine's, {format_list(known)}"
+        )
+    return frozenset(placed & known if known else placed)
+
+
+def openmp_places(maps: Path = _MAPS) -> tuple[tuple[int, ...], ...]:
+    """Return the processors of each place of the process's OpenMP library; () where it has none."""
+    paths = {line.split(None, 5)[-1] for line in _read(maps).splitlines() if "/" in line}
+    for path in sorted(paths):
+        if not Path(path).name.startswith(_OPENMP):
+            continue
+        library = ctypes.CDLL(path)
+        places = []
+        for index in range(library.omp_get_num_places()):
+            numbers = (ctypes.c_int * library.omp_get_place_num_procs(index))()
+            library.omp_get_place_proc_ids(index, numbers)
+            places.append(tuple(numbers))
+        if places:
+            return tuple(places)
+    return ()
 
 
 def parse_list(text: str) -> list[int]:

@@ -185,7 +185,7 @@ def matches_regex(name: ModuleName, pattern: str) -> bool:
     """Return whether the beginning of a module's name, in any spelling, matches."""
     try:
         compiled = re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"quantization_config names modules by {pattern!r}, which is no regular expression: {error}"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pagemill import native
 from pagemill.device import topology
 from pagemill.device.topology import Processor, place, processors
+from pagemill.errors import ConfigError
 
 
 def draw_machine(root: Path, nodes: dict[int, str], siblings: dict[int, str]) -> Path:
@@ -133,6 +135,52 @@ sys.exit(0 if (cpus[1],) in places and tuple(cpus) in places else str(places))
 def test_a_region_sends_its_threads_to_their_places() -> None:
     done = subprocess.run([sys.executable, "-c", PINNING], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+PLACED = """
+import torch
+from pagemill.device import host, topology
+from pagemill.errors import ConfigError
+
+try:
+    print(topology.format_list(topology.allowed_numbers()), host.num_processors())
+except ConfigError as error:
+    print(error)
+"""
+
+
+def placed(**variables: str) -> str:
+    """Return what a process that OpenMP's variables place says of its processors, torch imported first."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PLACED], capture_output=True, text=True, env=kept | variables
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(
+    len(topology.allowed_numbers()) < 2, reason="two processors are needed to tell them apart"
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="libraries are listed on Linux")
+def test_a_thread_that_openmp_placed_speaks_for_all_places_of_the_process() -> None:
+    numbers = sorted(topology.allowed_numbers())
+    everywhere = f"{topology.format_list(numbers)} {len(numbers)}"
+    assert placed() == placed(OMP_PROC_BIND="true") == everywhere
+    assert placed(OMP_PLACES="cores", OMP_PROC_BIND="close") == everywhere
+    assert placed(OMP_PLACES=f"{{{numbers[1]}}}") == f"{numbers[1]} 1"
+
+
+@pytest.mark.skipif(not topology.allowed_numbers(), reason="processors are known on Linux")
+def test_places_of_which_the_machine_has_none_are_refused(
+    two_sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", "90 1 91")
+    monkeypatch.setattr(topology, "openmp_places", lambda: ((90,), (1,), (91,)))
+    assert topology.allowed_numbers(two_sockets) == {1}
+    monkeypatch.setattr(topology, "openmp_places", lambda: ((90,), (91,)))
+    with pytest.raises(ConfigError, match="on processors 90-91; name some of this .*, 0-15"):
+        topology.allowed_numbers(two_sockets)
 
 
 def test_lists_are_read_as_they_are_written() -> None:

@@ -134,6 +134,17 @@ def test_modules_are_left_out_as_their_writers_mean_it() -> None:
     assert scheme(tensors_of()).matrix(head, 64) is not None
 
 
+@pytest.mark.parametrize("pattern", ["(", "(" * 5000, "a{99999999999999999999}", "[z-a]", "\\"])
+def test_a_pattern_that_is_no_regular_expression_is_refused_by_name(pattern: str) -> None:
+    for config in (
+        {**AWQ, "modules_to_not_convert": [f"re:{pattern}"]},
+        {**GPTQ, "dynamic": {f"-:{pattern}": {}}},
+        tensors_of(ignore=[f"re:{pattern}"]),
+    ):
+        with pytest.raises(CheckpointError, match="which is no regular expression"):
+            scheme(config).matrix(part(), 64)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor", "change", "words"),
     [
