@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -25,14 +26,16 @@ LOST = (
     f"no native kernels are built: {_COST}. To get them, install a C++ compiler "
     "(g++ or clang++) and install pagemill again; in a source tree, make build"
 )
+_AGAIN = "Install pagemill again; in a source tree, make build"
 
 
 @functools.cache
 def extension() -> ModuleType | None:
     """Return pagemill._C, set to the path that PAGEMILL_CPU_ISA asks for, or None when it is absent.
 
-    Raises ConfigError for a path this machine cannot run, and for any where no kernels are built. Import
-    torch first: the extension then shares its OpenMP threads.
+    Raises ConfigError for a path this machine cannot run, for any where no kernels are built, and for kernels
+    that cannot be loaded or are not those of these sources. Import torch first: the extension then shares its
+    OpenMP threads.
     """
     wanted = env.cpu_isa()
     if importlib.util.find_spec("pagemill._C") is None:
@@ -42,10 +45,41 @@ def extension() -> ModuleType | None:
                 "C++ compiler (g++ or clang++) and install pagemill again; in a source tree, make build"
             )
         return None
-    module = importlib.import_module("pagemill._C")
+    module = _loaded()
     if wanted:
         use_isa(wanted, module)
     return module
+
+
+def _loaded() -> ModuleType:
+    """Return the module; ConfigError where its file cannot be loaded, or is older than the Python files.
+
+    Memory that the system refuses meanwhile is no fault of the file: that ImportError is left as it is.
+    """
+    try:
+        module = importlib.import_module("pagemill._C")
+    except ImportError as error:
+        from pagemill.device.host import is_refusal
+
+        if is_refusal(error):
+            raise
+        raise ConfigError(
+            f"the native kernels cannot be loaded: {error}. {_AGAIN}, or delete the file to compute without them"
+        ) from error
+    missing = [name for name in _declared() if not hasattr(module, name)]
+    if missing:
+        raise ConfigError(
+            f"the native kernels in {module.__file__} were built from other sources than the Python files beside "
+            f"them: they lack {', '.join(missing[:3])}. {_AGAIN}"
+        )
+    return module
+
+
+def _declared() -> list[str]:
+    """Return the names that pagemill._C must have, by its stub; [] where stubs are not installed."""
+    stub = Path(__file__).with_name("_C.pyi")
+    text = stub.read_text(encoding="utf-8") if stub.is_file() else ""
+    return re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
 
 
 def use_isa(name: str, module: ModuleType | None = None) -> None:

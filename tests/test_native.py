@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,52 @@ def test_a_path_is_refused_where_no_kernels_are_built(monkeypatch: pytest.Monkey
     with pytest.raises(
         ConfigError, match="PAGEMILL_CPU_ISA is 'avx2', but no native kernels are built"
     ):
+        native.extension.__wrapped__()
+
+
+def installed_with(kernels: bytes, to: Path) -> Path:
+    """Return a folder with a pagemill whose kernels' file holds these bytes."""
+    (suffix, *_) = importlib.machinery.EXTENSION_SUFFIXES
+    shutil.copytree(ROOT / "pagemill", to / "pagemill", ignore=shutil.ignore_patterns("_C.*.so"))
+    (to / "pagemill" / f"_C{suffix}").write_bytes(kernels)
+    return to
+
+
+@pytest.mark.parametrize("kernels", [b"", b"no library" * 1000])
+def test_kernels_that_cannot_be_loaded_are_an_error_that_says_what_to_do(
+    kernels: bytes, tmp_path: Path
+) -> None:
+    folder = save_tiny_llama(tmp_path / "tiny")
+    place = installed_with(kernels, tmp_path / "installed")
+    for command, status in (
+        (["plan", str(folder)], 1),
+        (["collect-env"], 1),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "pagemill", *command],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": str(place)},
+            capture_output=True,
+            text=True,
+        )
+        said = done.stdout + done.stderr
+        assert "the native kernels cannot be loaded: " in said and "make build" in said
+        assert done.returncode == status and "Traceback" not in said
+
+
+@needs_extension
+def test_kernels_of_other_sources_are_refused_by_what_they_lack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = types.ModuleType("pagemill._C")
+    older.__file__ = "somewhere/_C.so"
+    for name in dir(native.required()):
+        if name != "linear_rows" and not name.startswith("__"):
+            setattr(older, name, getattr(native.required(), name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: older)
+    monkeypatch.setattr(importlib, "import_module", lambda name: older)
+    words = "in somewhere/_C.so were built from other sources .* lack linear_rows. .*make build"
+    with pytest.raises(ConfigError, match=words):
         native.extension.__wrapped__()
 
 

@@ -94,7 +94,7 @@ def refused_memory(what: str) -> Iterator[None]:
     except PagemillError:
         raise
     except (MemoryError, OSError, RuntimeError, ImportError) as error:
-        if not _is_refusal(error):
+        if not is_refusal(error):
             raise
         raise OutOfMemoryError(
             f"the system refused memory while {what}: {_what_was_refused(error)}. Raise the process's limit (ulimit -v, "
@@ -120,7 +120,8 @@ def _what_was_refused(error: BaseException) -> str:
     return f"{text}; {limit_words(limit)} leaves {left / 2**20:.2f} MiB"
 
 
-def _is_refusal(error: BaseException) -> bool:
+def is_refusal(error: BaseException) -> bool:
+    """Return whether an error says that the system refused memory."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     words = str(error).lower()
