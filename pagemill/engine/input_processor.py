@@ -18,7 +18,7 @@ from typing import Any
 
 from pagemill.beam_search_params import BeamSearchParams
 from pagemill.config import ModelConfig, SchedulerConfig
-from pagemill.engine.service_checks import check_terms, deadlines_of
+from pagemill.engine.service_checks import check_arrival, check_terms, deadlines_of
 from pagemill.engine.vocabulary import (
     bad_word_ids,
     beam_spec,
@@ -102,6 +102,9 @@ class InputProcessor:
                 f"request_id is {request_id!r}; it must be a non-empty string", param="request_id"
             )
         check_terms(terms, self._policy)
+        if arrival_time is None:
+            arrival_time = time.time()
+        check_arrival(arrival_time, time.time())
         search = params.checked_copy() if isinstance(params, BeamSearchParams) else None
         own = self._own_params(params if search is None else search.as_sampling_params())
         read = self._read_prompt(prompt)
@@ -129,7 +132,7 @@ class InputProcessor:
             max_tokens=max_tokens,
             eos_token_ids=frozenset(() if own.ignore_eos else self._model.eos_token_ids),
             stop_token_ids=stop_ids,
-            arrival_time=time.time() if arrival_time is None else arrival_time,
+            arrival_time=arrival_time,
             priority=terms.priority,
             tenant=terms.tenant,
             deadlines=deadlines_of(terms, time.monotonic()),

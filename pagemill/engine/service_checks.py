@@ -1,4 +1,4 @@
-"""How a request wants to be served, checked: priority, tenant and deadlines. Called by the input processor."""
+"""How a request wants to be served, checked: priority, tenant, deadlines, arrival. Called by the input processor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pagemill.sampling_params import shown
 
 PRIORITIES = (-(2**31), 2**31 - 1)
 LONGEST_S = 1e9  # of a timeout: some thirty years
+AHEAD_S = 3600.0  # by which another machine's clock may be ahead of ours
 
 
 def check_terms(terms: ServiceTerms, policy: str) -> None:
@@ -18,6 +19,21 @@ def check_terms(terms: ServiceTerms, policy: str) -> None:
         raise RequestError(f"tenant is {shown(terms.tenant)}; it must be a string", param="tenant")
     _check_timeout("start_timeout", terms.start_timeout)
     _check_timeout("request_timeout", terms.request_timeout)
+
+
+def check_arrival(arrival_time: object, now: float) -> None:
+    """Raise RequestError for a time of arrival that is none; `now` is that of `time.time`.
+
+    It says whose turn it is: one that never comes would starve its request.
+    """
+    is_number = isinstance(arrival_time, (int, float)) and not isinstance(arrival_time, bool)
+    if is_number and 0 <= arrival_time <= now + AHEAD_S:  # type: ignore[operator]
+        return
+    raise RequestError(
+        f"arrival_time is {shown(arrival_time)}; it must be a moment in seconds as time.time() gives it, from 0 "
+        f"to at most {AHEAD_S:g} s from now, or left out for now",
+        param="arrival_time",
+    )
 
 
 def deadlines_of(terms: ServiceTerms, now: float) -> RequestDeadlines | None:

@@ -12,9 +12,8 @@ from pagemill.core.block_manager import BlockManager
 from pagemill.core.host_tier import SwappedTable
 from pagemill.core.planner import MOST_PASSES
 from pagemill.core.policies import POLICIES
-from pagemill.core.policies.base import PolicySetting
+from pagemill.core.policies.base import MOST_PASSED, PolicySetting
 from pagemill.core.policies.fair import Tenants
-from pagemill.core.policies.prefix import MOST_PASSED
 from pagemill.core.policies.priority import MOST_S, STEP_S, Priority, delay_s
 from pagemill.core.sequence import Sequence
 from tests.core.fake_ranks import NO_PREFIXES, expected_tokens, make_request, policy_names
@@ -201,6 +200,61 @@ def test_weights_give_shares() -> None:
     assert first.count("heavy") == 9
 
 
+@pytest.mark.parametrize(
+    "weights",
+    [{"heir": 5e-324}, {"heir": 1e-17}, {"a": 1e308, "b": 1e308}, {"a": 10**400, "b": 10**400}],
+)
+def test_no_weight_of_anybody_makes_the_others_tokens_free(weights: dict[str, float]) -> None:
+    sim = one_seat("fair", tenant_weights=weights)
+    for number in range(4):
+        sim.add(make_request(f"heir{number}", 20, tenant="heir"))
+    sim.run()
+    for number in range(8):
+        sim.add(make_request(f"a{number}", 8, tenant="a"))
+    for number in range(8):
+        sim.add(make_request(f"b{number}", 8, tenant="b"))
+    order = [name[0] for name in order_of(sim) if name[0] != "h"]
+    assert order == ["a", "b"] * 8
+
+
+def test_tenant_that_had_much_is_served_while_ever_new_ones_come() -> None:
+    """They want all there is, and each starts at the least virtual time, which hardly grows."""
+    sim = Simulation(400, 8, max_model_len=200, max_tokens=64, max_seqs=4, policy="fair")
+    num_new, num_before = 0, None
+    sim.add(make_request("first", 20, max_tokens=150, tenant="regular"))
+    while not sim.samples.get("again"):
+        sim.add(make_request(f"new{num_new}", 10, max_tokens=4, tenant=f"user{num_new}"))
+        num_new += 1
+        sim.step()
+        first = sim.samples["first"].get(0)
+        if num_before is None and first is not None and first.finish_reason is not None:
+            num_before = num_new
+            sim.add(make_request("again", 20, tenant="regular"))
+        assert num_before is None or num_new <= num_before + MOST_PASSED + 20, "it is starved"
+    assert num_before is not None
+    assert num_new > num_before + 20  # it had much, and that still counts
+    for name in list(sim.samples):
+        sim.scheduler.abort(name)
+
+
+def test_overdue_tenants_get_every_second_admission_and_no_more() -> None:
+    late = [f"late{number}" for number in range(8)]
+    sim = one_seat(
+        "fair", tenant_weights=dict.fromkeys(late, 1e-6)
+    )  # one request is all that is theirs
+    for name in late:
+        sim.add(make_request(f"once-{name}", 8, max_tokens=1, tenant=name))
+        sim.add(make_request(f"{name}-again", 8, max_tokens=1, tenant=name))
+    for number in range(MOST_PASSED + 40):
+        sim.add(make_request(f"flood{number}", 8, max_tokens=1, tenant="flood"))
+    order = [name[:5] for name in order_of(sim)]
+    start = order.index("late0")
+    assert MOST_PASSED <= start <= MOST_PASSED + 2
+    between = {name[:4] for name in order[start + 1 : start + 15 : 2]}
+    assert [name[:4] for name in order[start : start + 15 : 2]] == ["late"] * 8
+    assert between == {"floo"}
+
+
 def test_tenant_that_comes_late_does_not_get_what_it_missed() -> None:
     sim = one_seat("fair")
     for number in range(20):
@@ -378,6 +432,19 @@ def test_request_without_cached_prefix_waits_for_so_many_others_at_most() -> Non
         assert passed <= MOST_PASSED + 2, "it is starved"
     assert passed > MOST_PASSED // 2
     sim.run()
+
+
+def test_overdue_ones_get_every_second_admission_where_a_step_has_one() -> None:
+    sim = prefix_service()
+    sim.add(make_request("warm", document(0, 0), max_tokens=1))
+    sim.step()
+    for number in range(8):
+        sim.add(make_request(f"cold{number}", document(1 + number, 1), max_tokens=1))
+    for number in range(MOST_PASSED + 40):
+        sim.add(make_request(f"hit{number}", document(0, 2 + number), max_tokens=1))
+    order = [name[:3] for name in order_of(sim)][1:]
+    start = order.index("col")
+    assert order[start : start + 4] == ["col", "hit", "col", "hit"]
 
 
 def test_many_that_wait_for_one_prefix_are_looked_up_some_a_step() -> None:

@@ -311,6 +311,19 @@ def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("moment", [math.nan, math.inf, -1, 10**400, 1e300, True, "now", [0.0]])
+def test_a_time_of_arrival_is_a_moment_that_has_come(moment: Any) -> None:
+    """By it the policy priority says whose turn it is, which must come."""
+    with pytest.raises(RequestError, match=r"arrival_time is .* a moment in seconds") as caught:
+        processor().process("r", "abc", arrival_time=moment)
+    assert caught.value.param == "arrival_time"
+
+
+@pytest.mark.parametrize("moment", [0, 0.5, 1e9])
+def test_a_time_of_arrival_that_was_is_taken(moment: float) -> None:
+    assert processor().process("r", "abc", arrival_time=moment).arrival_time == moment
+
+
 def test_timeouts_become_moments_and_none_means_no_deadline() -> None:
     made = processor().process("x", "p", None, terms=ServiceTerms(request_timeout=5, tenant="a"))
     assert made.deadlines is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -110,10 +111,15 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.size = 0
         self.is_aborted = False
+        self.socket: socket.socket | None = None
 
     def get_write_buffer_size(self) -> int:
         """Return what waits."""
         return self.size
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return the socket, if it has one."""
+        return self.socket if name == "socket" else default
 
     def abort(self) -> None:
         """Note that it was closed."""
@@ -139,3 +145,32 @@ def test_the_time_without_reading_counts_while_as_much_waits() -> None:
         assert gone.transport.is_aborted == (second >= 30)
     assert not slow.transport.is_aborted
     assert not idle.transport.is_aborted
+
+
+def test_who_reads_from_the_systems_buffer_alone_is_left_alone() -> None:
+    """The system takes more of us only when a good part of its buffer went: what waits here stays the same."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        reader = socket.create_connection(port.getsockname())
+        writer, _ = port.accept()
+    with reader, writer:
+        writer.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                writer.send(bytes(1 << 16))
+        slow, gone = Client(), Client()
+        slow.transport.size = gone.transport.size = 66_000
+        slow.transport.socket = writer
+        now = 0.0
+        watch = UnreadWatch([slow, gone], 10.0, lambda: now)
+        for second in range(0, 28, 4):
+            now = float(second)
+            read = 0
+            while read < 1 << 18:  # the system tells of no less than some packets
+                read += len(reader.recv(1 << 16))
+            watch.look()
+            assert gone.transport.is_aborted == (second >= 12)
+        assert not slow.transport.is_aborted
+        for second in range(28, 44, 4):
+            now = float(second)
+            watch.look()
+        assert slow.transport.is_aborted

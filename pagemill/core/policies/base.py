@@ -16,6 +16,8 @@ from pagemill.core.sequence import Sequence, SequenceGroup
 
 # Keys of one kind are compared with each other only, the smallest first.
 Key = tuple[float, ...]
+# Bounded waiting: once so many others have left the queue before one, every second admission is its own.
+MOST_PASSED = 256
 
 
 def checked_key(key: Key) -> Key:

@@ -12,34 +12,43 @@ those that have work: what it did not use is not saved up. (Sheng et al., "Fairn
 Models", 2024, bound the difference in service that follows.) Its virtual time is forgotten once it
 would not count any more.
 
-Virtual times only grow. So tenants are ordered by what their virtual time was when they were last looked at, and
+Bounded waiting: where ever new tenants come and want more than there is, the least virtual time hardly grows, and one
+that had much would wait for as long as they come. So a tenant of which nothing left the queue while `MOST_PASSED`
+requests of others did is overdue, and while there are overdue ones every second admission is theirs, the one that
+waits for longest first.
+
+Virtual times are whole numbers, so that the largest weight beside the smallest costs no token its price. They only grow. So tenants are ordered by what their virtual time was when they were last looked at, and
 put right when they come to the front: a token costs one addition, a plan a logarithm for each it admits.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
+from fractions import Fraction
 
-from pagemill.core.policies.base import Key, Policy, PolicySetting, WaitingQueue
+from pagemill.core.policies.base import MOST_PASSED, Key, Policy, PolicySetting, WaitingQueue
 from pagemill.core.policies.fcfs import arrival_key
 from pagemill.core.sequence import Sequence, SequenceGroup
 from pagemill.core.sequence_queue import SequenceQueue
+
+_UNITS = 1 << 32  # of virtual time, that a token costs a tenant of the largest weight
 
 
 class Tenant:
     """What the policy remembers of one tenant."""
 
     __slots__ = (
-        "is_busy", "is_idle", "is_queued", "name", "num_unfinished", "number", "virtual", "waiting",
-        "weight",
+        "is_busy", "is_idle", "is_queued", "name", "num_unfinished", "number", "price", "virtual",
+        "waiting",
     )  # fmt: skip
 
-    def __init__(self, name: str, number: int, weight: float, virtual: float) -> None:
+    def __init__(self, name: str, number: int, price: int, virtual: int) -> None:
         self.name = name
         self.number = number  # breaks ties; in order of appearance
-        self.weight = weight
-        self.virtual = virtual  # computed tokens / weight
+        self.price = price  # of a token: units / weight
+        self.virtual = virtual  # computed tokens * price
         self.num_unfinished = 0  # requests
         self.waiting = SequenceQueue(arrival_key)
         # Whether it has an entry in the heap of that name; each has one for a tenant at most.
@@ -50,7 +59,7 @@ class Tenant:
 
 
 # (virtual time when the entry was made, tenant): never more than the virtual time of now.
-Heap = list[tuple[float, Tenant]]
+Heap = list[tuple[int, Tenant]]
 
 
 class Tenants:
@@ -58,9 +67,10 @@ class Tenants:
 
     def __init__(self, weights: dict[str, float]) -> None:
         self._weights = weights
+        self._largest = Fraction(max([1.0, *weights.values()]))
         self._tenants: dict[str, Tenant] = {}
         self._num_made = 0
-        self._floor = 0.0  # where a tenant without a past starts
+        self._floor = 0  # where a tenant without a past starts
         self._busy: Heap = []  # those with work, and some that had some
         self._idle: Heap = []  # those without, and some that have some again
 
@@ -76,8 +86,8 @@ class Tenants:
         self._raise_floor()
         tenant = self._tenants.get(name)
         if tenant is None:
-            weight = self._weights.get(name, 1.0)
-            tenant = self._tenants[name] = Tenant(name, self._num_made, weight, self._floor)
+            price = self._price(self._weights.get(name, 1.0))
+            tenant = self._tenants[name] = Tenant(name, self._num_made, price, self._floor)
             self._num_made += 1
         if tenant.num_unfinished == 0:
             tenant.virtual = max(tenant.virtual, self._floor)
@@ -99,6 +109,10 @@ class Tenants:
         if not self._busy:  # the last one that had work sets the time
             self._floor = max(self._floor, tenant.virtual)
             self._forget()
+
+    def _price(self, weight: float) -> int:
+        """Return what a token costs at this weight; exact to one part in `_UNITS`, whatever the weights."""
+        return round(_UNITS * self._largest / Fraction(weight))
 
     def _raise_floor(self) -> None:
         """Take the least virtual time of those with work."""
@@ -137,6 +151,10 @@ class FairQueue:
         self._order: Heap = []  # tenants with waiting sequences, and some that had some
         # Not in the order: taken out by the last iteration, or come since.
         self._looked_at: dict[Tenant, None] = {}
+        self._num_left = 0
+        # Tenants with waiting sequences -> how many had left when one of theirs did, or the first came; in that
+        # order.
+        self._since: OrderedDict[Tenant, int] = OrderedDict()
 
     def __len__(self) -> int:
         return self._length
@@ -146,20 +164,47 @@ class FairQueue:
         tenant = self._tenants.of(sequence)
         tenant.waiting.add(sequence)
         self._length += 1
+        self._since.setdefault(tenant, self._num_left)
         if not tenant.is_queued:
             self._looked_at[tenant] = None
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out that is queued."""
-        self._tenants.of(sequence).waiting.remove(sequence)
+        tenant = self._tenants.of(sequence)
+        tenant.waiting.remove(sequence)
         self._length -= 1
+        self._num_left += 1
+        del self._since[tenant]
+        if len(tenant.waiting):
+            self._since[tenant] = self._num_left
 
     def __iter__(self) -> Iterator[Sequence]:
+        """Yield them by virtual times, and those of overdue tenants in every second place."""
+        overdue, in_turn = self._overdue(), self._in_turn()
+        yielded: set[int] = set()
+        turn = in_turn if self._num_left % 2 else overdue
+        while True:
+            sequence = next((s for s in turn if s.seq_id not in yielded), None)
+            if sequence is not None:
+                yielded.add(sequence.seq_id)
+                yield sequence
+            elif turn is in_turn:
+                return  # in turn come all of them
+            turn = in_turn if turn is overdue else overdue
+
+    def _overdue(self) -> Iterator[Sequence]:
+        """Yield the oldest sequence of each tenant that was passed too often."""
+        for tenant, since in self._since.items():
+            if self._num_left - since < MOST_PASSED:
+                return
+            yield next(iter(tenant.waiting))
+
+    def _in_turn(self) -> Iterator[Sequence]:
         """Yield them as they would be admitted one after the other, each for the price of its tokens."""
         order = self._order
         self._put_back()
         # (virtual time after what was yielded, tenant, its further sequences)
-        turns: list[tuple[float, Tenant, Iterator[Sequence]]] = []
+        turns: list[tuple[int, Tenant, Iterator[Sequence]]] = []
         while True:
             while order and (not turns or not turns[0][:2] < order[0]):
                 _, tenant = heapq.heappop(order)
@@ -171,7 +216,7 @@ class FairQueue:
             virtual, tenant, further = heapq.heappop(turns)
             sequence = next(further, None)
             if sequence is not None:
-                price = max(0, sequence.num_tokens - sequence.num_served) / tenant.weight
+                price = max(0, sequence.num_tokens - sequence.num_served) * tenant.price
                 heapq.heappush(turns, (virtual + price, tenant, further))
                 yield sequence
 
@@ -210,7 +255,7 @@ class Fair(Policy):
     def note_computed(self, sequence: Sequence, start: int, end: int, num_new: int) -> None:
         """Charge new tokens to the tenant."""
         tenant = self._tenants.of(sequence)
-        tenant.virtual += num_new / tenant.weight
+        tenant.virtual += num_new * tenant.price
 
     def note_end(self, group: SequenceGroup) -> None:
         """Count the request off."""

@@ -18,12 +18,18 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from pagemill.core.policies.base import Key, Policy, PolicySetting, PrefixIndex, WaitingQueue
+from pagemill.core.policies.base import (
+    MOST_PASSED,
+    Key,
+    Policy,
+    PolicySetting,
+    PrefixIndex,
+    WaitingQueue,
+)
 from pagemill.core.policies.fcfs import arrival_key
 from pagemill.core.sequence import Sequence
 from pagemill.core.sequence_queue import SequenceQueue
 
-MOST_PASSED = 256
 _PER_STEP = 64
 
 
@@ -57,11 +63,14 @@ class PrefixQueue:
         self._leave(sequence)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Yield the longest prefix first, and an overdue one in every second place."""
+        """Yield the longest prefix first, and an overdue one in every second place.
+
+        Also where each step admits one: whose turn it is goes by how many have left.
+        """
         self._look_up()
         overdue, longest = self._overdue(), self._longest()
         yielded: set[int] = set()
-        turn = overdue
+        turn = longest if self._num_left % 2 else overdue
         while len(yielded) < len(self):
             sequence = next((s for s in turn if s.seq_id not in yielded), None)
             turn = longest if turn is overdue else overdue
