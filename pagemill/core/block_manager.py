@@ -156,16 +156,17 @@ class BlockManager:
 
     def name_blocks(self, sequence: Sequence) -> None:
         """Name what the sequence's known tokens fill, so that plans can look it up."""
-        num_full = sequence.num_tokens // self.block_size
-        if self._caches_prefixes and num_full > len(sequence.block_names):
+        if not self._caches_prefixes or sequence.is_nameless:
+            return
+        num_known = sequence.num_tokens - sequence.num_pending
+        num_full = num_known // self.block_size
+        if num_full > len(sequence.block_names):
             extend_names(sequence, self.block_size, num_full)
-        if self._caches_prefixes and self._more:
+        if self._more:
             if not sequence.more_names:
                 sequence.more_names = [[] for _ in self._more]
             for number, (kind, _) in enumerate(self._more):
-                extend_names(
-                    sequence, kind.block_tokens, sequence.num_tokens // kind.block_tokens, number
-                )
+                extend_names(sequence, kind.block_tokens, num_known // kind.block_tokens, number)
 
     def claim(self, hits: PrefixHits) -> None:
         """Hold what a plan found. Of a step all is claimed before any block or slot is taken."""
@@ -240,7 +241,10 @@ class BlockManager:
             self._seal(table[index], names[index])
 
     def forget_prefixes(self) -> bool:
-        """Let nothing be found that is held now or was; return whether a tier that lasts has to hear of it."""
+        """Let nothing be found that is held now or was; return whether a tier that lasts has to hear of it.
+
+        Called by `Roster.forget_prefixes`: what sequences hold must lose its names there too.
+        """
         self._pool.forget()
         if self._tier is None:
             return False

@@ -130,6 +130,7 @@ class Roster:
         is_kept = not is_paused and self.blocks.swap_out(victim)
         if not is_kept:
             self.blocks.free(victim.seq_id)
+            self._name_again(victim)
         self._await_return(victim)
         if is_kept:
             victim.status = SequenceStatus.SWAPPED
@@ -145,8 +146,28 @@ class Roster:
         void = {i for i in scheduled if self.blocks.holds_any(i, bad)}
         for seq_id in (*hit, *void):
             self.blocks.free(seq_id)
+            self._name_again(self.sequences[seq_id])
             self._await_return(self.sequences[seq_id])
         return void
+
+    def forget_prefixes(self) -> bool:
+        """Let nothing be found that was computed until now; return whether a tier that lasts has to hear of it.
+
+        What a sequence has computed it goes on with, wherever it comes back from, and nobody else does.
+        """
+        for sequence in self.sequences.values():
+            has_begun = sequence.num_computed or sequence.num_scheduled
+            if has_begun or sequence.seq_id in self.swapped:
+                sequence.is_nameless = True
+                sequence.block_names = []
+                sequence.more_names = []
+        return self.blocks.forget_prefixes()
+
+    def _name_again(self, sequence: Sequence) -> None:
+        """Let a sequence's blocks be found again: all of them will be computed anew."""
+        if sequence.is_nameless:
+            sequence.is_nameless = False
+            self.blocks.name_blocks(sequence)
 
     def _await_return(self, sequence: Sequence) -> None:
         """Let a sequence wait, with nothing computed; a paused beam waits for its mates already."""

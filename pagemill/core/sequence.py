@@ -110,6 +110,8 @@ class Sequence:
     # Contents of the full blocks of known tokens, see `prefix_cache`; empty where nobody asks for them.
     block_names: list[bytes] = field(default_factory=list)
     more_names: list[list[bytes]] = field(default_factory=list)  # of further kinds of layers
+    # It was computed before the prefix cache was emptied, so that nobody may find it: its blocks get no names.
+    is_nameless: bool = False
     num_cached_tokens: int = 0  # found in the cache when it was first admitted
     num_preemptions: int = 0
     num_served: int = 0  # leading tokens that were computed once, or found in the cache
@@ -191,6 +193,7 @@ class Sequence:
             next_prompt_score=self.num_prompt_tokens,
             block_names=list(self.block_names),
             more_names=[list(names) for names in self.more_names],
+            is_nameless=self.is_nameless,
             num_cached_tokens=self.num_cached_tokens,
             num_served=self.num_served,
             first_scheduled_time=self.first_scheduled_time,

@@ -84,7 +84,7 @@ class StepCommit:
         It computes and moves nothing, and is to be run at once: until then the prefixes are found after a
         restart.
         """
-        if not self._blocks.forget_prefixes():
+        if not self._roster.forget_prefixes():
             return None
         moves = BlockMoves(forgets_host=True)
         output = SchedulerOutput(step_id=self._num_steps, scheduled=(), block_moves=moves)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pagemill.core.prefix_cache import root_name
 from tests.core.fake_ranks import make_request
 from tests.core.test_simulation import Simulation
@@ -124,6 +126,56 @@ def test_reset_finds_nothing_and_loses_nothing() -> None:
     sim.run()
     sim.scheduler.forget_prefixes()
     assert run_one(sim, "after", STEM[:22]) == 0
+
+
+@pytest.mark.parametrize("when", ["never", "begun", "swapped", "back"])
+def test_what_was_computed_before_a_reset_is_found_by_nobody_wherever_it_comes_back_from(
+    when: str,
+) -> None:
+    sim = Simulation(
+        12, 4, max_model_len=48, max_tokens=64, max_seqs=8, caches_prefixes=True, num_slots=40,
+        mode="swap",
+    )  # fmt: skip
+    sim.add(make_request("old", STEM[30:38], max_tokens=36))
+    sim.add(make_request("victim", STEM[:20], max_tokens=12))
+    sim.step()
+    if when == "begun":
+        sim.scheduler.forget_prefixes()
+    while not sim.scheduler.queue_sizes().swapped:
+        sim.step()
+    if when == "swapped":
+        sim.scheduler.forget_prefixes()
+    while sim.scheduler.queue_sizes().swapped:
+        sim.step()
+    if when == "back":
+        sim.scheduler.forget_prefixes()
+    sim.run()
+    assert sim.num_swapped > 0
+    answer = tuple(sim.samples["victim"][0].token_ids)
+    assert (run_one(sim, "again", (*STEM[:20], *answer)) == 0) == (when != "never")
+
+
+def test_a_block_that_a_reset_finds_half_full_is_found_by_nobody() -> None:
+    sim = simulation()
+    sim.add(make_request("first", STEM[:3], max_tokens=9))
+    sim.step()
+    sim.scheduler.forget_prefixes()
+    sim.run()
+    answer = tuple(sim.samples["first"][0].token_ids)
+    assert run_one(sim, "after", (*STEM[:3], *answer)) == 0
+    assert run_one(sim, "later", (*STEM[:3], *answer)) == 8
+
+
+def test_who_computes_all_again_after_a_reset_is_found() -> None:
+    sim = Simulation(12, 4, max_model_len=48, max_tokens=64, max_seqs=8, caches_prefixes=True)
+    sim.add(make_request("old", STEM[30:38], max_tokens=36))
+    sim.add(make_request("victim", STEM[:20], max_tokens=12))
+    sim.step()
+    sim.scheduler.forget_prefixes()
+    sim.run()
+    assert sim.num_preempted > 0
+    answer = tuple(sim.samples["victim"][0].token_ids)
+    assert run_one(sim, "again", (*STEM[:20], *answer)) > 20
 
 
 def test_samples_share_a_found_prefix() -> None:
