@@ -23,7 +23,7 @@ from pagemill.log import get_logger
 
 logger = get_logger(__name__)
 
-_LONGEST_PAUSE_S = 1.0  # between two looks
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0  # between two looks
 
 
 class Connection(Protocol):
@@ -49,7 +49,7 @@ class UnreadWatch:
 
     async def run(self) -> None:
         """Look again and again; ends by being cancelled."""
-        pause_s = min(_LONGEST_PAUSE_S, self._timeout_s / 4)
+        pause_s = max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, self._timeout_s / 4))
         while True:
             await asyncio.sleep(pause_s)
             self.look()

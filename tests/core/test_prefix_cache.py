@@ -155,6 +155,23 @@ def test_what_was_computed_before_a_reset_is_found_by_nobody_wherever_it_comes_b
     assert (run_one(sim, "again", (*STEM[:20], *answer)) == 0) == (when != "never")
 
 
+def test_the_policy_prefix_waits_for_no_block_of_a_sequence_that_a_reset_took_the_names_of() -> (
+    None
+):
+    sim = Simulation(
+        12, 4, max_model_len=48, max_tokens=64, max_seqs=8, policy="prefix", caches_prefixes=True,
+        num_slots=40, mode="swap",
+    )  # fmt: skip
+    sim.add(make_request("old", STEM[30:38], max_tokens=36))
+    sim.add(make_request("victim", STEM[:21], max_tokens=12))
+    while not sim.scheduler.queue_sizes().swapped:
+        sim.step()
+    sim.scheduler.forget_prefixes()
+    sim.run()
+    queue = sim.scheduler._policy._policy._queue  # type: ignore[attr-defined]
+    assert not queue._awaiting and not queue._awaited
+
+
 def test_a_block_that_a_reset_finds_half_full_is_found_by_nobody() -> None:
     sim = simulation()
     sim.add(make_request("first", STEM[:3], max_tokens=9))

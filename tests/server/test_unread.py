@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from pagemill.server.unread import UnreadWatch
 from tests.server.harness import until
@@ -174,3 +175,19 @@ def test_who_reads_from_the_systems_buffer_alone_is_left_alone() -> None:
             now = float(second)
             watch.look()
         assert slow.transport.is_aborted
+
+
+@pytest.mark.parametrize(("timeout_s", "pause_s"), [(1e-9, 0.01), (1.0, 0.25), (1e9, 1.0)])
+def test_however_short_the_time_is_there_is_a_pause_between_two_looks(
+    timeout_s: float, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(UnreadWatch([], timeout_s).run())
+    assert pauses == [pause_s]

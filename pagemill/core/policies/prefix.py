@@ -44,6 +44,7 @@ class PrefixQueue:
         self._order = SequenceQueue(self._key)
         # Name of a block -> those that would begin with it if it were there.
         self._awaiting: dict[bytes, dict[int, Sequence]] = {}
+        self._awaited: dict[int, bytes] = {}  # seq_id -> that name
         self._to_look_up: deque[Iterator[Sequence]] = deque()
         self._tickets: OrderedDict[int, tuple[int, Sequence]] = OrderedDict()
         self._num_left = 0
@@ -130,19 +131,19 @@ class PrefixQueue:
         self._depths[sequence.seq_id] = depth
         self._order.add(sequence)
         if depth < len(sequence.block_names):
-            waiting = self._awaiting.setdefault(sequence.block_names[depth], {})
-            waiting[sequence.seq_id] = sequence
+            name = self._awaited[sequence.seq_id] = sequence.block_names[depth]
+            self._awaiting.setdefault(name, {})[sequence.seq_id] = sequence
 
     def _leave(self, sequence: Sequence) -> None:
         self._order.remove(sequence)
-        depth = self._depths.pop(sequence.seq_id)
-        if depth < len(sequence.block_names):
-            name = sequence.block_names[depth]
-            waiting = self._awaiting.get(name)
-            if waiting is not None:
-                waiting.pop(sequence.seq_id, None)
-                if not waiting:
-                    del self._awaiting[name]
+        del self._depths[sequence.seq_id]
+        # Not by its names: a reset takes those of one that was swapped.
+        name = self._awaited.pop(sequence.seq_id, None)
+        waiting = None if name is None else self._awaiting.get(name)
+        if name is not None and waiting is not None:
+            waiting.pop(sequence.seq_id, None)
+            if not waiting:
+                del self._awaiting[name]
 
     def _depth(self, sequence: Sequence) -> int:
         """Return how many leading blocks need no computing: found in a tier, swapped, or held."""
