@@ -18,6 +18,8 @@ where it expects to. Messages say what happened, with the numbers, and what to d
 
 from __future__ import annotations
 
+import errno
+
 
 class PagemillError(Exception):
     """Base of every error that a user can cause."""
@@ -83,3 +85,18 @@ def words_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # a caller's own class may do anything in __str__
         return type(error).__name__
+
+
+# How torch, the C++ library, the loader of libraries and Python's threads say that there is no memory.
+_REFUSALS = (
+    "can't allocate memory", "cannot allocate memory", "bad_alloc", "failed to map segment",
+    "can't start new thread",
+)  # fmt: skip
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether an error says that the system refused memory."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    words = str(error).lower()
+    return any(sign in words for sign in _REFUSALS)

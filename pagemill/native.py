@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pagemill import env
-from pagemill.errors import ConfigError
+from pagemill.errors import ConfigError, is_refusal
 
 _COST = (
     "computing with plain PyTorch operations, which is slower, and logprobs agree to rounding rather than "
@@ -59,8 +59,6 @@ def _loaded() -> ModuleType:
     try:
         module = importlib.import_module("pagemill._C")
     except ImportError as error:
-        from pagemill.device.host import is_refusal
-
         if is_refusal(error):
             raise
         raise ConfigError(

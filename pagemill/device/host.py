@@ -6,7 +6,6 @@ Standard library only. Called by the devices and by `pagemill collect-env`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import re
@@ -15,17 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pagemill.device import topology
-from pagemill.errors import ConfigError, OutOfMemoryError, PagemillError
+from pagemill.errors import ConfigError, OutOfMemoryError, PagemillError, is_refusal
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 # Version 1 writes "no limit" as the largest multiple of the page size in an int64.
 _NO_LIMIT = 1 << 60
-# How torch, the C++ library, the loader of libraries and Python's threads say that there is no memory.
-_REFUSALS = (
-    "can't allocate memory", "cannot allocate memory", "bad_alloc", "failed to map segment",
-    "can't start new thread",
-)  # fmt: skip
 # How torch's allocator says how much it was asked for.
 _ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
@@ -118,14 +112,6 @@ def _what_was_refused(error: BaseException) -> str:
         return text
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return f"{text}; {limit_words(limit)} leaves {left / 2**20:.2f} MiB"
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Return whether an error says that the system refused memory."""
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        return True
-    words = str(error).lower()
-    return any(sign in words for sign in _REFUSALS)
 
 
 def num_processors() -> int:
