@@ -55,6 +55,11 @@ def omp_num_threads() -> str | None:
     return os.environ.get("OMP_NUM_THREADS")
 
 
+def omp_stack_size() -> str | None:
+    """Return the stack of OpenMP's threads as the user set it, or None."""
+    return os.environ.get("OMP_STACKSIZE") or os.environ.get("GOMP_STACKSIZE")
+
+
 def omp_places_set() -> bool:
     """Return whether the user placed OpenMP's threads."""
     names = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")

@@ -8,7 +8,7 @@ import torch
 
 from pagemill import native
 from pagemill.device import host, topology
-from pagemill.env import limit_onednn_caches, omp_num_threads, omp_places_set
+from pagemill.env import limit_onednn_caches, omp_num_threads, omp_places_set, omp_stack_size
 from pagemill.errors import ConfigError
 
 _ALIASES = {"float": "float32", "half": "float16"}
@@ -94,9 +94,8 @@ class CPUDevice:
         Raises OutOfMemoryError where the process's limit leaves no room for their stacks.
         """
         limit_onednn_caches(_KEPT_PRODUCTS)
-        host.require_room(
-            (num_threads - 1) * host.thread_bytes(), f"{num_threads} compute threads were started"
-        )
+        stacks = (num_threads - 1) * host.thread_bytes(omp_stack_size())
+        host.require_room(stacks, f"{num_threads} compute threads were started")
         torch.set_num_threads(num_threads)
         if self._native is not None:
             self._native.set_num_threads(num_threads)

@@ -20,6 +20,9 @@ _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 # Version 1 writes "no limit" as the largest multiple of the page size in an int64.
 _NO_LIMIT = 1 << 60
+# OMP_STACKSIZE: a number and a unit, KiB without one (OpenMP 5.2, section 21.2.2).
+_STACK = re.compile(r"\s*(\d+)\s*([BKMG]?)\s*", re.IGNORECASE)
+_STACK_UNITS = {"B": 0, "K": 10, "M": 20, "G": 30}
 # How torch's allocator says how much it was asked for.
 _ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
@@ -57,10 +60,18 @@ def limit_words(limit: int) -> str:
     return f"the process's limit on address space (RLIMIT_AS, ulimit -v {limit >> 10})"
 
 
-def thread_bytes() -> int:
-    """Return the address space that a new thread takes: its stack, and what the C library adds."""
-    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    return (8 << 20 if stack == resource.RLIM_INFINITY else stack) + (1 << 20)
+def thread_bytes(omp_stack: str | None = None) -> int:
+    """Return the address space that a new thread takes: its stack, and what the C library adds.
+
+    `omp_stack` is the text of OMP_STACKSIZE for a thread of OpenMP's, which ignores it where it is none.
+    """
+    asked = _STACK.fullmatch(omp_stack or "")
+    if asked is not None:
+        stack = int(asked[1]) << _STACK_UNITS[(asked[2] or "K").upper()]
+    else:
+        stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        stack = 8 << 20 if stack == resource.RLIM_INFINITY else stack
+    return stack + (1 << 20)
 
 
 def require_room(needed_bytes: int, what: str) -> None:

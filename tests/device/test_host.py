@@ -193,3 +193,42 @@ def test_a_limit_of_the_process_counts_and_is_named() -> None:
     assert "no memory while pots were made: it may take 65 MiB" in done.stdout, done.stderr
     assert "memory while pans were made: it could not be had; the process's limit" in done.stdout
     assert re.search(r"RLIMIT_AS, ulimit -v \d+\) leaves \d+", done.stdout)
+
+
+STACKS = """
+import resource
+from pathlib import Path
+from pagemill.device.cpu import CPUDevice
+from pagemill.errors import OutOfMemoryError
+
+device = CPUDevice()
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    device.configure(2)
+    print("started")
+except OutOfMemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is counted on Linux")
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        ("4G", "2 compute threads were started: it may take 4097 MiB"),
+        (" 4194304 k ", "2 compute threads were started: it may take 4097 MiB"),
+        ("4096", "started"),
+        ("many", "started"),
+    ],
+)
+def test_stacks_of_compute_threads_are_as_large_as_openmp_was_told(stack: str, words: str) -> None:
+    """OpenMP ends the process where it gets no stack."""
+    done = subprocess.run(
+        [sys.executable, "-c", STACKS],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_STACKSIZE": stack},
+    )
+    assert done.returncode == 0 and words in done.stdout, done.stderr
