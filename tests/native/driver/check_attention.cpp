@@ -224,6 +224,38 @@ void check_shape(const Shape& shape, int q_dtype, int cache_dtype, Digest& diges
   }
 }
 
+// Decoding of many sequences, of whose small units a thread takes some at a time: the rows of each alone.
+void check_many(const Shape& shape, int q_dtype, int cache_dtype, Digest& digest) {
+  constexpr int64_t kMany = 50;
+  std::vector<Sequence> seqs;
+  std::vector<const Sequence*> pointers;
+  std::vector<int64_t> before;
+  seqs.reserve(kMany);
+  for (int64_t i = 0; i < kMany; ++i) {
+    before.push_back(i == 20 ? 300 : i * 11 % 40);
+    seqs.emplace_back(shape, q_dtype, before.back() + 1, 100 + 3 * static_cast<uint64_t>(i));
+  }
+  for (const Sequence& seq : seqs) pointers.push_back(&seq);
+  std::vector<Cache> alone;
+  pagemill::set_num_threads(1);
+  for (const Sequence& seq : seqs) {
+    alone.emplace_back(shape, q_dtype, cache_dtype, 16, std::vector<const Sequence*>{&seq});
+    alone.back().step({seq.length});
+  }
+  for (const int threads : {1, 2, 3}) {
+    pagemill::set_num_threads(threads);
+    Cache cache(shape, q_dtype, cache_dtype, 16, pointers);
+    cache.step(before);
+    cache.step(std::vector<int64_t>(kMany, 1));
+    for (size_t i = 0; i < seqs.size(); ++i) {
+      const Array& rows = cache.rows(i);
+      require(rows.same(alone[i].rows(0), 0, 0, rows.count()),
+              "attention: decoding among many changes bits");
+      digest.add(rows.data(), static_cast<size_t>(rows.bytes()));
+    }
+  }
+}
+
 }  // namespace
 
 void check_attention(Digest& digest) {
@@ -233,6 +265,10 @@ void check_attention(Digest& digest) {
     check_shape(shape, 0, 1, digest);
     check_shape(shape, 0, 2, digest);
     check_shape(shape, 1, 2, digest);
+  }
+  for (const Shape* shape : {&kShapes[0], &kShapes[1]}) {
+    check_many(*shape, 0, 0, digest);
+    check_many(*shape, 1, 2, digest);
   }
   require(pagemill::attention_scratch_bytes(8, 2, 64, 16, 512, 4096) > 0,
           "attention_scratch_bytes is nothing");
