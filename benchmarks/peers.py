@@ -51,7 +51,7 @@ class Room:
 
 
 def make_entrant(
-    name: str, format: str, cases: str, model: str, venvs: Path, room: Room
+    name: str, format: str, cases: str, model: str, venvs: Path, threads: int
 ) -> Entrant:
     """Return one engine in one format, its model files made; or with the reason why it cannot run."""
     kind = ENGINES[name]
@@ -65,6 +65,8 @@ def make_entrant(
         weights = kind.formats[format]
         try:
             path = random_models.form_of(model, kind, weights, venvs)
+            sizes = random_models.sizes(random_models.model_folder(model))
+            room = Room.of(cases, threads, sizes)
             entrant.arguments = command(python, kind.module, room.options(path, weights))
         except subprocess.CalledProcessError as error:
             entrant.failure = f"its model could not be made: {Path(error.cmd[0]).name} failed"
@@ -113,9 +115,8 @@ def main() -> None:
     shorten_idle_spinning()
     schedule = Schedule(arguments.cases, parse_rounds(arguments.rounds, arguments.cases))
     sizes = random_models.sizes(random_models.model_folder(arguments.model))
-    room = Room.of(arguments.cases, arguments.threads, sizes)
     entrants = [
-        make_entrant(engine, format, cases, arguments.model, arguments.venvs, room)
+        make_entrant(engine, format, cases, arguments.model, arguments.venvs, arguments.threads)
         for format, cases in parse_formats(arguments.formats, arguments.cases).items()
         for engine in arguments.engines.split(",")
     ]

@@ -49,7 +49,8 @@ def take_turns(
 ) -> dict[str, list[Limits]]:
     """Load every entrant, run the schedule and fill the entrants in; return the limits of each round.
 
-    Ctrl-C ends the rounds: what was measured until then stays.
+    An engine ends after the last of its cases, and leaves its memory to the others. Ctrl-C ends the rounds:
+    what was measured until then stays.
     """
     limits: dict[str, list[Limits]] = {}
     signal.signal(signal.SIGTERM, _leave)  # the engines end with this process
@@ -60,10 +61,13 @@ def take_turns(
             if process is not None:
                 running.append((entrant, process))
         try:
-            for case in schedule.cases:
+            for number, case in enumerate(schedule.cases):
                 limits[case] = []
                 taking = [(one, process) for one, process in running if case in one.cases]
                 _run_case(case, taking, schedule.rounds[case], limits[case], meter)
+                for entrant, process in taking:
+                    if not set(entrant.cases) & set(schedule.cases[number + 1 :]):
+                        process.close()
         except KeyboardInterrupt:
             _say("interrupted: no more rounds")
     return limits

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import re
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +57,12 @@ def _loaded() -> ModuleType:
 
     Memory that the system refuses meanwhile is no fault of the file: that ImportError is left as it is.
     """
+    path = _path()
+    if path is not None and _is_cut(path):
+        raise ConfigError(
+            f"the native kernels cannot be loaded: {path} ends too early, as after an interrupted build. "
+            f"{_AGAIN}, or delete the file to compute without them"
+        )
     try:
         module = importlib.import_module("pagemill._C")
     except ImportError as error:
@@ -71,6 +78,30 @@ def _loaded() -> ModuleType:
             f"them: they lack {', '.join(missing[:3])}. {_AGAIN}"
         )
     return module
+
+
+def _path() -> Path | None:
+    spec = importlib.util.find_spec("pagemill._C")
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _is_cut(path: Path) -> bool:
+    """Return whether an ELF file is shorter than its segments: loading that ends the process with SIGBUS.
+
+    The layout is the System V ABI's, chapters 4 and 5. Other kinds of files are the loader's to judge.
+    """
+    with path.open("rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
+            return False
+        (at,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        file.seek(at)
+        table = file.read(size * count)
+    if count and size < 56 or len(table) < size * count:
+        return True
+    ends = (sum(struct.unpack_from("<Q16xQ", table, size * i + 8)) for i in range(count))
+    return max(ends, default=0) > path.stat().st_size
 
 
 def _declared() -> list[str]:

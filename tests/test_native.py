@@ -96,6 +96,23 @@ def test_kernels_that_cannot_be_loaded_are_an_error_that_says_what_to_do(
 
 
 @needs_extension
+@pytest.mark.parametrize("share", [0.0001, 0.1, 0.5])
+def test_kernels_whose_file_ends_too_early_are_refused(share: float, tmp_path: Path) -> None:
+    whole = Path(str(native.required().__file__)).read_bytes()
+    place = installed_with(whole[: int(share * len(whole))], tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pagemill.native"],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.returncode  # and not a signal
+    assert "ends too early, as after an interrupted build. " in done.stderr
+    assert "make build" in done.stderr
+
+
+@needs_extension
 def test_kernels_of_other_sources_are_refused_by_what_they_lack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,7 +121,8 @@ def test_kernels_of_other_sources_are_refused_by_what_they_lack(
     for name in dir(native.required()):
         if name != "linear_rows" and not name.startswith("__"):
             setattr(older, name, getattr(native.required(), name))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: older)
+    spec = importlib.machinery.ModuleSpec("pagemill._C", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(importlib, "import_module", lambda name: older)
     words = "in somewhere/_C.so were built from other sources .* lack linear_rows. .*make build"
     with pytest.raises(ConfigError, match=words):

@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pagemill.device.host_memory import lazy_zeros
 
-LEAST_BYTES = 32 << 20  # glibc never keeps more than that in one piece
+LEAST_BYTES = (
+    32 << 20
+)  # glibc never keeps more than that in one piece; kept pieces are multiples of it
 
 
 def new_result(
@@ -33,7 +35,11 @@ def new_result(
 def kept_bytes(rows: int, features: int) -> int:
     """Return the memory that float32 results of so many rows and fewer leave behind."""
     size_bytes = rows * features * 4
-    return size_bytes if size_bytes >= LEAST_BYTES else 0
+    return _rounded(size_bytes) if size_bytes >= LEAST_BYTES else 0
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // LEAST_BYTES) * LEAST_BYTES
 
 
 class KeptResults:
@@ -55,8 +61,8 @@ class KeptResults:
                 return torch.empty(rows, features, dtype=dtype)
             if size_bytes > len(self._memory):
                 self._memory = np.empty(0, np.uint8)  # freed first: never both
-                # Twice the addresses, which cost nothing: a batch that grows is not moved every step.
-                self._memory = lazy_zeros((2 * size_bytes,), torch.uint8).numpy()
+                # Rounded up, which costs addresses alone: a batch that grows is not moved every step.
+                self._memory = lazy_zeros((_rounded(size_bytes),), torch.uint8).numpy()
             result = torch.from_numpy(self._memory[:size_bytes]).view(dtype).view(rows, features)
             self._last = StorageWeakRef(result.untyped_storage())  # type: ignore[no-untyped-call]
             return result

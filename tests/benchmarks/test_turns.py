@@ -15,6 +15,7 @@ class Process:
     """Stands in for `EngineProcess`: answers at once, and notes who had which turn."""
 
     turns: list[tuple[str, str, str]] = []
+    ended: list[tuple[str, int]] = []  # and after how many turns
     version = "1.0"
 
     def __init__(self, name: str, arguments: list[str], threads: int) -> None:
@@ -24,6 +25,9 @@ class Process:
         return self
 
     def __exit__(self, *error: object) -> None: ...
+
+    def close(self) -> None:
+        self.ended.append((self.name.split()[0], len(self.turns)))
 
     def wait_ready(self) -> None: ...
 
@@ -42,6 +46,7 @@ class Process:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
     noted: list[tuple[str, str, str]] = []
     monkeypatch.setattr(Process, "turns", noted)
+    monkeypatch.setattr(Process, "ended", [])
     monkeypatch.setattr(turns, "EngineProcess", Process)
     return noted
 
@@ -61,6 +66,12 @@ def test_engines_alternate_and_only_in_their_cases(seen: list[tuple[str, str, st
     ]  # fmt: skip
     assert len(first.rounds["e"]) == 2
     assert "d" not in second.rounds
+
+
+def test_engine_ends_after_the_last_of_its_cases(seen: list[tuple[str, str, str]]) -> None:
+    first, second = one("first", cases="d"), one("second")
+    take_turns([first, second], Schedule("dea", {"d": 1, "e": 1, "a": 1}), 1, None)
+    assert Process.ended == [("first", 4), ("second", 8)]
 
 
 def test_interrupted_rounds_leave_what_was_measured(

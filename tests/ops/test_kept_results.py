@@ -21,7 +21,7 @@ def results() -> KeptResults:
 
 
 def test_the_next_result_has_the_memory_of_the_last_one(results: KeptResults) -> None:
-    first = results.empty(ROWS, COLUMNS, torch.float32)
+    first = results.empty(ROWS + 1, COLUMNS, torch.float32)
     address = first.data_ptr()
     first.fill_(1.0)
     del first
@@ -70,3 +70,4 @@ def test_a_mode_gives_the_memory_itself(results: KeptResults) -> None:
 def test_what_stays_is_what_the_plan_counts() -> None:
     assert kept_results.kept_bytes(ROWS - 1, COLUMNS) == 0
     assert kept_results.kept_bytes(ROWS, COLUMNS) == kept_results.LEAST_BYTES
+    assert kept_results.kept_bytes(ROWS + 1, COLUMNS) == 2 * kept_results.LEAST_BYTES
