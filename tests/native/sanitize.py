@@ -29,15 +29,26 @@ ADDRESS = "-DPAGEMILL_SANITIZE=address,undefined"
 THREAD = ("-DPAGEMILL_SANITIZE=thread", "-DCMAKE_CXX_COMPILER=clang++")
 # The longest first: what starts last should not be waited for.
 TESTS = (
-    "tests/attention/test_backends.py",
+    "tests/ops/test_linear.py",
+    "tests/ops/test_linear_int8.py",
     "tests/attention/test_cpu.py",
+    "tests/attention/test_backends.py",
     "tests/attention/test_int8_cache.py",
     "tests/ops",
 )
-# Skips are named; checks in every load take their time. What a sanitizer says goes to the log even
-# though it ends the process: pytest would keep it in memory.
-PYTEST = ("-m", "pytest", "-p", "tests.native.instrumented", "-rs", "-o", "timeout=1800")
+# Skips are named; checks in every load take their time. A sanitizer that finds something ends the process:
+# its words go into the log, where pytest would keep them in memory, behind the name of the test.
+PYTEST = ("-m", "pytest", "-p", "tests.native.instrumented", "-rs", "-vv", "-o", "timeout=1800")
 PYTEST += ("--capture=sys", "-p", "no:faulthandler")
+# Reads and writes one number past the end of a tensor.
+OVERRUN = """
+import tests.native.instrumented
+import torch
+from pagemill import native
+
+numbers = torch.zeros(1000)
+native.required().soft_cap(numbers.data_ptr(), 1001, 1.0)
+"""
 OPTIONS = {
     "OMP_WAIT_POLICY": "passive",
     # Python and torch keep much until the end.
@@ -77,19 +88,27 @@ def library(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def environment(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a process under a sanitizer."""
+    return {**os.environ, **OPTIONS, **variables}
+
+
 def run(check: Check) -> Outcome:
     """Run a check with the sanitizers' options and return how it ended; its words go into its log."""
     log = OUT / "sanitize" / f"{check.name.replace('/', '_')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("w") as out:
-        environment = {**os.environ, **OPTIONS, **check.variables}
         done = subprocess.run(
-            check.command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
+            check.command,
+            cwd=ROOT,
+            env=environment(check.variables),
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
     seconds = time.monotonic() - start
     written = log.read_text(errors="replace")
-    last = written.strip().rpartition("\n")[2]
+    last = written.strip().rpartition("\n")[2].strip("= ")
     clean = done.returncode == 0 and check.proof in last
     said = last if done.returncode == 0 else f"ended with status {done.returncode}"
     print(f"{check.name}: {'clean' if clean else 'NOT CLEAN'}, {said}, {seconds:.0f} s", flush=True)
@@ -118,7 +137,17 @@ def files_of(tests: Iterable[str]) -> list[str]:
         folder = ROOT / name
         found = sorted(folder.glob("test_*.py")) if folder.is_dir() else [folder]
         files += [str(path.relative_to(ROOT)) for path in found]
-    return files
+    return list(dict.fromkeys(files))
+
+
+def require_findings(variables: dict[str, str]) -> None:
+    """Make sure that an overrun in an operation is found: where it is not, nothing can be called clean."""
+    command = [sys.executable, "-c", OVERRUN]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(variables), capture_output=True, text=True
+    )
+    if done.returncode == 0 or "heap-buffer-overflow" not in done.stderr:
+        sys.exit(f"the sanitizer does not see an overrun in soft_cap: {done.stderr[-2000:]}")
 
 
 def operations_checks(tests: Iterable[str]) -> list[Check]:
@@ -127,8 +156,9 @@ def operations_checks(tests: Iterable[str]) -> list[Check]:
         "EXTENSION_FOLDER": str(build_checked()),
         "LD_PRELOAD": f"{library('libasan.so')} {library('libubsan.so')}",
         # The AMX paths are compiled by the tests themselves, over tiles in software.
-        "CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -g",
+        "CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g1",
     }
+    require_findings(variables)
     return [
         Check(name, [sys.executable, *PYTEST, name], variables, " passed")
         for name in files_of(tests)
