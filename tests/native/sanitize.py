@@ -156,7 +156,7 @@ def operations_checks(tests: Iterable[str]) -> list[Check]:
         "EXTENSION_FOLDER": str(build_checked()),
         "LD_PRELOAD": f"{library('libasan.so')} {library('libubsan.so')}",
         # The AMX paths are compiled by the tests themselves, over tiles in software.
-        "CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g1",
+        "CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -g",
     }
     require_findings(variables)
     return [
