@@ -75,7 +75,13 @@ def _counted(patch: pytest.MonkeyPatch, act: Callable[[StepResults, Sequence, An
 
 def _named_unknown(patch: pytest.MonkeyPatch) -> None:
     """A block is named before the token is known that fills it."""
-    _counted(patch, lambda results, sequence, _: results._roster.blocks.name_blocks(sequence))
+
+    def name(results: StepResults, sequence: Sequence, share: Any) -> None:
+        pending, sequence.num_pending = sequence.num_pending, 0
+        results._roster.blocks.name_blocks(sequence)
+        sequence.num_pending = pending
+
+    _counted(patch, name)
 
 
 def _let_go_a_step_early(patch: pytest.MonkeyPatch) -> None:
