@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import os
 import shutil
+import site
 import subprocess
 import sys
 import types
@@ -73,6 +74,18 @@ def installed_with(kernels: bytes, to: Path) -> Path:
     return to
 
 
+def run_installed(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of that pagemill, without `site`: an editable install finds its own kernels first."""
+    packages = os.pathsep.join(dict.fromkeys([str(place), *site.getsitepackages()]))
+    return subprocess.run(
+        [sys.executable, "-S", "-m", *arguments],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": packages},
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.parametrize("kernels", [b"", b"no library" * 1000])
 def test_kernels_that_cannot_be_loaded_are_an_error_that_says_what_to_do(
     kernels: bytes, tmp_path: Path
@@ -83,13 +96,7 @@ def test_kernels_that_cannot_be_loaded_are_an_error_that_says_what_to_do(
         (["plan", str(folder)], 1),
         (["collect-env"], 1),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "pagemill", *command],
-            cwd=place,
-            env={**os.environ, "PYTHONPATH": str(place)},
-            capture_output=True,
-            text=True,
-        )
+        done = run_installed(place, "pagemill", *command)
         said = done.stdout + done.stderr
         assert "the native kernels cannot be loaded: " in said and "make build" in said
         assert done.returncode == status and "Traceback" not in said
@@ -100,13 +107,7 @@ def test_kernels_that_cannot_be_loaded_are_an_error_that_says_what_to_do(
 def test_kernels_whose_file_ends_too_early_are_refused(share: float, tmp_path: Path) -> None:
     whole = Path(str(native.required().__file__)).read_bytes()
     place = installed_with(whole[: int(share * len(whole))], tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "pagemill.native"],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_installed(place, "pagemill.native")
     assert done.returncode == 1, done.returncode  # and not a signal
     assert "ends too early, as after an interrupted build. " in done.stderr
     assert "make build" in done.stderr
