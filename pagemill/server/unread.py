@@ -43,15 +43,15 @@ class UnreadWatch:
     ) -> None:
         self._connections = connections
         self._timeout_s = timeout_s
+        self.pause_s = max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, timeout_s / 4))
         self._clock = clock
         # What waits on a connection (bytes here, bytes in the system), and since when it is as much.
         self._waiting: dict[Connection, tuple[tuple[int, int], float]] = {}
 
     async def run(self) -> None:
         """Look again and again; ends by being cancelled."""
-        pause_s = max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, self._timeout_s / 4))
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self.pause_s)
             self.look()
 
     def look(self) -> None:
