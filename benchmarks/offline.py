@@ -36,16 +36,16 @@ def main() -> None:
     folder = arguments.model or models.smollm2_folder()
     threads = os.cpu_count() or 1
     sizes = random_models.sizes(folder)
-    options = Room.of(arguments.cases, threads, sizes).options(folder, "bfloat16")
-    entrants = [
-        Entrant(
-            name,
-            "bf16",
-            ENGINES[name].title,
-            command(sys.executable, ENGINES[name].module, options),
-        )
-        for name in arguments.engines.split(",")
-    ]
+    options = {
+        case: Room.of(case, threads, sizes).options(folder, "bfloat16") for case in arguments.cases
+    }
+    entrants = []
+    for name in arguments.engines.split(","):
+        kind = ENGINES[name]
+        commands = {
+            case: command(sys.executable, kind.module, own) for case, own in options.items()
+        }
+        entrants.append(Entrant(name, "bf16", kind.title, commands))
     schedule = Schedule(arguments.cases, dict.fromkeys(arguments.cases, arguments.rounds))
     limits = take_turns(entrants, schedule, threads, limits_meter(threads))
     print(report.markdown(report.Run(folder.name, threads, sizes, entrants, limits)), flush=True)

@@ -3,9 +3,10 @@
     python -m benchmarks.peers --venvs DIR --model qwen3-0.6b --cases ade --rounds 7
         [--formats bf16,int8=ad,int4=a]
 
-Prints a Markdown table a case and the verdict on every target. Ctrl-C ends the rounds and prints what
-was measured until then. benchmarks/README.md says how the peers are installed; one that is not is an
-empty row. Nothing else should run on the machine.
+Prints a Markdown table a case and the verdict on every target. Each case loads its engines anew, with a
+KV cache of the size that the case needs. Ctrl-C ends the rounds and prints what was measured until then.
+benchmarks/README.md says how the peers are installed; one that is not is an empty row. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
@@ -39,10 +40,9 @@ class Room:
     kv_bytes: int
 
     @classmethod
-    def of(cls, cases: str, threads: int, sizes: random_models.Sizes) -> Room:
-        """Return KV cache for the largest case, or one sequence of the longest."""
-        largest = max(work.num_tokens(work.make(case, "0")) for case in cases)
-        tokens = max(MAX_MODEL_LEN, int(largest * _SPARE_KV))
+    def of(cls, case: str, threads: int, sizes: random_models.Sizes) -> Room:
+        """Return KV cache for a case, or one sequence of the longest."""
+        tokens = max(MAX_MODEL_LEN, int(work.num_tokens(work.make(case, "0")) * _SPARE_KV))
         return cls(threads, tokens, tokens * sizes.kv_bytes_per_token)
 
     def options(self, path: Path, weights: str) -> EngineOptions:
@@ -55,7 +55,7 @@ def make_entrant(
 ) -> Entrant:
     """Return one engine in one format, its model files made; or with the reason why it cannot run."""
     kind = ENGINES[name]
-    entrant = Entrant(name, format, kind.title, [], cases)
+    entrant = Entrant(name, format, kind.title, {}, cases)
     python = _find(kind, venvs)
     if python is None:
         entrant.failure = "not installed"
@@ -66,8 +66,9 @@ def make_entrant(
         try:
             path = random_models.form_of(model, kind, weights, venvs)
             sizes = random_models.sizes(random_models.model_folder(model))
-            room = Room.of(cases, threads, sizes)
-            entrant.arguments = command(python, kind.module, room.options(path, weights))
+            for case in cases:
+                options = Room.of(case, threads, sizes).options(path, weights)
+                entrant.commands[case] = command(python, kind.module, options)
         except subprocess.CalledProcessError as error:
             entrant.failure = f"its model could not be made: {Path(error.cmd[0]).name} failed"
     return entrant
@@ -78,14 +79,18 @@ def _find(kind: EngineKind, venvs: Path) -> str | None:
     return python if python is not None and has_package(python, kind.package) else None
 
 
-def parse_rounds(text: str, cases: str) -> dict[str, int]:
-    """Return the rounds by case: "7", or "7,c=2" where case c has its own number."""
+def parse_rounds(text: str, cases: str) -> Schedule:
+    """Return the rounds by case: "7"; "7,c=2" where case c has its own number; "7,c/vllm=2" its engine."""
     default, *exceptions = text.split(",")
-    rounds = dict.fromkeys(cases, int(default))
+    schedule = Schedule(cases, dict.fromkeys(cases, int(default)))
     for exception in exceptions:
-        case, _, number = exception.partition("=")
-        rounds[case] = int(number)
-    return rounds
+        what, _, number = exception.partition("=")
+        case, _, engine = what.partition("/")
+        if engine:
+            schedule.own_rounds[case, engine] = int(number)
+        else:
+            schedule.rounds[case] = int(number)
+    return schedule
 
 
 def parse_formats(text: str, cases: str) -> dict[str, str]:
@@ -108,12 +113,15 @@ def main() -> None:
         help=f"of {', '.join(_FORMATS)}; int8=ad for a format with cases of its own",
     )  # fmt: skip
     parser.add_argument("--cases", default="ade", help=f"of {work.CASES}")
-    parser.add_argument("--rounds", default="7", help="7, or 7,c=2 for a case with its own number")
+    parser.add_argument(
+        "--rounds", default="7",
+        help="7, or 7,c=2 for a case with its own number, 7,c/llamacpp=2 for an engine in a case",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="a file for every single figure")
     arguments = parser.parse_args()
     shorten_idle_spinning()
-    schedule = Schedule(arguments.cases, parse_rounds(arguments.rounds, arguments.cases))
+    schedule = parse_rounds(arguments.rounds, arguments.cases)
     sizes = random_models.sizes(random_models.model_folder(arguments.model))
     entrants = [
         make_entrant(engine, format, cases, arguments.model, arguments.venvs, arguments.threads)

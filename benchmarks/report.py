@@ -86,7 +86,9 @@ def _table(run: Run, case: str) -> str:
     for entrant in run.entrants:
         if case not in entrant.cases:
             continue
-        cells = [entrant.title, entrant.format]
+        own = len(entrant.rounds.get(case, ()))
+        title = entrant.title if own in (0, rounds) else f"{entrant.title}, {own} rounds"
+        cells = [title, entrant.format]
         cells += [_spread(series(entrant, case, figure)) for figure in columns]
         for figure in _compared(columns):
             one = _against(run, case, figure, entrant)

@@ -1,7 +1,9 @@
 """Engines in turn: every one loaded and waiting, then rounds of A B C D, A B C D, ...
 
-A machine whose speed drifts favours none that way. An engine that is not installed or fails leaves a
-reason in place of figures, and the others go on. Called by `benchmarks.peers` and `benchmarks.offline`.
+A machine whose speed drifts favours none that way. Each case loads its engines anew, with the memory that
+the case needs, so that all of them find room side by side. An engine that is not installed or fails
+leaves a reason in place of figures, and the others go on. Called by `benchmarks.peers` and
+`benchmarks.offline`.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ class Entrant:
     engine: str
     format: str
     title: str
-    arguments: list[str]  # its command; empty where there is none to run
+    commands: dict[str, list[str]]  # by case: what runs it
     cases: str = work.CASES
-    failure: str = ""  # why it has no figures from here on
+    failure: str = ""  # why it has no figures, or none of a case
     version: str = ""
     idle_cores: float = 0.0  # kept busy while waiting; it is stopped in others' turns
     resident_bytes: int = 0
@@ -42,61 +44,72 @@ class Schedule:
 
     cases: str
     rounds: dict[str, int]  # by case
+    own_rounds: dict[tuple[str, str], int] = field(default_factory=dict)  # by case and engine
+
+    def num_rounds(self, case: str, engine: str) -> int:
+        """Return in how many rounds of a case an engine takes part."""
+        return self.own_rounds.get((case, engine), self.rounds[case])
 
 
 def take_turns(
     entrants: Sequence[Entrant], schedule: Schedule, threads: int, meter: LimitsMeter | None
 ) -> dict[str, list[Limits]]:
-    """Load every entrant, run the schedule and fill the entrants in; return the limits of each round.
+    """Run the schedule and fill the entrants in; return the limits of each round.
 
-    An engine ends after the last of its cases, and leaves its memory to the others. Ctrl-C ends the rounds:
-    what was measured until then stays.
+    Ctrl-C ends the rounds: what was measured until then stays.
     """
     limits: dict[str, list[Limits]] = {}
     signal.signal(signal.SIGTERM, _leave)  # the engines end with this process
-    with contextlib.ExitStack() as stack:
-        running: list[tuple[Entrant, EngineProcess]] = []
-        for entrant in entrants:
-            process = _start(entrant, threads, stack)
-            if process is not None:
-                running.append((entrant, process))
-        try:
-            for number, case in enumerate(schedule.cases):
-                limits[case] = []
-                taking = [(one, process) for one, process in running if case in one.cases]
-                _run_case(case, taking, schedule.rounds[case], limits[case], meter)
-                for entrant, process in taking:
-                    if not set(entrant.cases) & set(schedule.cases[number + 1 :]):
-                        process.close()
-        except KeyboardInterrupt:
-            _say("interrupted: no more rounds")
+    try:
+        for case in schedule.cases:
+            limits[case] = []
+            with contextlib.ExitStack() as stack:
+                running: dict[EngineProcess, Entrant] = {}
+                for entrant in entrants:
+                    process = _start(entrant, case, threads, stack)
+                    if process is not None:
+                        running[process] = entrant
+                _run_case(case, running, schedule, limits[case], meter)
+    except KeyboardInterrupt:
+        _say("interrupted: no more rounds")
     return limits
 
 
 def _run_case(
     case: str,
-    running: Sequence[tuple[Entrant, EngineProcess]],
-    rounds: int,
+    running: dict[EngineProcess, Entrant],
+    schedule: Schedule,
     limits: list[Limits],
     meter: LimitsMeter | None,
 ) -> None:
-    """Warm every engine up, then run the rounds of one case."""
-    for entrant, process in running:
-        _turn(entrant, process, case, work.WARM_UP)
-    for round in range(rounds):
+    """Warm every engine up, then run the rounds of one case; one that fails is left out from there on."""
+
+    def turns(round: str, taking: list[EngineProcess]) -> None:
+        for process in taking:
+            if not _turn(running[process], process, case, round):
+                del running[process]
+
+    turns(work.WARM_UP, list(running))
+    for round in range(schedule.rounds[case]):
         if meter is not None:
             limits.append(meter.measure())
-        for entrant, process in running:
-            _turn(entrant, process, case, str(round))
+        taking = [
+            process
+            for process, one in running.items()
+            if round < schedule.num_rounds(case, one.engine)
+        ]
+        turns(str(round), taking)
 
 
-def _start(entrant: Entrant, threads: int, stack: contextlib.ExitStack) -> EngineProcess | None:
-    """Load one engine and leave it stopped; None, with the reason noted, where that fails."""
-    if entrant.failure:
+def _start(
+    entrant: Entrant, case: str, threads: int, stack: contextlib.ExitStack
+) -> EngineProcess | None:
+    """Load one engine and leave it stopped; None, with the reason noted, where it has none or fails."""
+    if case not in entrant.cases or case not in entrant.commands:
         return None
     name = f"{entrant.title} {entrant.format}"
-    _say(f"{name}: loading")
-    process = stack.enter_context(EngineProcess(name, entrant.arguments, threads))
+    _say(f"case {case} {name}: loading")
+    process = stack.enter_context(EngineProcess(name, entrant.commands[case], threads))
     try:
         process.wait_ready()
         entrant.version = process.version
@@ -106,10 +119,8 @@ def _start(entrant: Entrant, threads: int, stack: contextlib.ExitStack) -> Engin
     return process
 
 
-def _turn(entrant: Entrant, process: EngineProcess, case: str, round: str) -> None:
-    """Give an engine one turn, unless it has failed before."""
-    if entrant.failure:
-        return
+def _turn(entrant: Entrant, process: EngineProcess, case: str, round: str) -> bool:
+    """Give an engine one turn; return whether it came through."""
     try:
         figures = process.run(case, round)
         if round == work.WARM_UP:
@@ -120,9 +131,10 @@ def _turn(entrant: Entrant, process: EngineProcess, case: str, round: str) -> No
             entrant.rounds[case].append(figures)
     except EngineFailed as error:
         _fail(entrant, error)
-        return
+        return False
     shown = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
     _say(f"case {case} round {round:8} {entrant.title} {entrant.format}: {shown}")
+    return True
 
 
 def _fail(entrant: Entrant, error: EngineFailed) -> None:

@@ -16,7 +16,7 @@ def entrant(engine: str, format: str, rates: list[float], ttfts: list[float]) ->
     rounds = [
         {"decode_tok_per_s": rate, "ttft_ms": ttft} for rate, ttft in zip(rates, ttfts, strict=True)
     ]
-    return Entrant(engine, format, engine, [], version="1.0", rounds={"a": rounds})
+    return Entrant(engine, format, engine, {}, version="1.0", rounds={"a": rounds})
 
 
 def test_table_has_medians_spreads_ratios_and_shares() -> None:
@@ -35,6 +35,15 @@ def test_table_has_medians_spreads_ratios_and_shares() -> None:
     assert "TTFT ms, against vllm bf16 | x 2.5 | x 3.00 (1.82-3.33) | not shown |" in text
 
 
+def test_engine_with_fewer_rounds_says_so() -> None:
+    own = entrant("pagemill", "bf16", [18.0] * 7, [100.0] * 7)
+    slow = entrant("slow", "bf16", [9.0] * 2, [100.0] * 2)
+    text = report.markdown(report.Run("m", 2, _SIZES, [own, slow], {"a": _LIMITS}))
+    assert "Case a, 7 rounds" in text
+    assert "| slow, 2 rounds | bf16 | 9.0 (9.0-9.0) |" in text
+    assert "| pagemill | bf16 | 18.0 (18.0-18.0) |" in text
+
+
 def test_best_peer_is_the_one_that_leaves_pagemill_the_least() -> None:
     own = entrant("pagemill", "bf16", [18.0] * 7, [100.0] * 7)
     slow = entrant("slow", "bf16", [9.0] * 7, [100.0] * 7)
@@ -45,7 +54,7 @@ def test_best_peer_is_the_one_that_leaves_pagemill_the_least() -> None:
 
 def test_peer_that_is_not_installed_is_an_empty_row() -> None:
     own = entrant("pagemill", "bf16", [18.0] * 7, [100.0] * 7)
-    absent = Entrant("vllm", "bf16", "vLLM-CPU", [], failure="not installed")
+    absent = Entrant("vllm", "bf16", "vLLM-CPU", {}, failure="not installed")
     text = report.markdown(report.Run("m", 2, _SIZES, [own, absent], {"a": _LIMITS}))
     assert "| vLLM-CPU | bf16 | - | - | - | - | - |" in text
     assert "| vLLM-CPU | bf16 | not installed | - | - |" in text
@@ -68,7 +77,7 @@ def test_run_without_limits_has_no_shares() -> None:
 
 def test_format_with_fewer_cases_is_in_their_tables_alone() -> None:
     own = entrant("pagemill", "bf16", [10.0] * 7, [100.0] * 7)
-    few = Entrant("pagemill", "int8", "pagemill", [], "b", version="1.0")
+    few = Entrant("pagemill", "int8", "pagemill", {}, "b", version="1.0")
     text = report.markdown(report.Run("m", 2, _SIZES, [own, few], {"a": _LIMITS, "b": _LIMITS}))
     tables = text.split("Case ")
     assert "| pagemill | int8 |" not in tables[1]
