@@ -87,7 +87,9 @@ def _table(run: Run, case: str) -> str:
         if case not in entrant.cases:
             continue
         own = len(entrant.rounds.get(case, ()))
-        title = entrant.title if own in (0, rounds) else f"{entrant.title}, {own} rounds"
+        title = (
+            entrant.title if own in (0, rounds) else f"{entrant.title}, {own} of {rounds} rounds"
+        )
         cells = [title, entrant.format]
         cells += [_spread(series(entrant, case, figure)) for figure in columns]
         for figure in _compared(columns):

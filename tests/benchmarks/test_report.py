@@ -40,7 +40,7 @@ def test_engine_with_fewer_rounds_says_so() -> None:
     slow = entrant("slow", "bf16", [9.0] * 2, [100.0] * 2)
     text = report.markdown(report.Run("m", 2, _SIZES, [own, slow], {"a": _LIMITS}))
     assert "Case a, 7 rounds" in text
-    assert "| slow, 2 rounds | bf16 | 9.0 (9.0-9.0) |" in text
+    assert "| slow, 2 of 7 rounds | bf16 | 9.0 (9.0-9.0) |" in text
     assert "| pagemill | bf16 | 18.0 (18.0-18.0) |" in text
 
 
