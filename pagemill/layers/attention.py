@@ -49,26 +49,21 @@ class Attention(nn.Module):
             self.qk_norm = QKNorm(heads, options.qk_norm_eps, build, offset=options.qk_norm_offset)
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
-        """Return the most temporary memory, output included and the attention itself excluded."""
+        """Return the most temporary memory, `out` included and the attention itself excluded."""
         itemsize = self.qkv.itemsize
         q = self.spec.num_heads * self.spec.head_dim * itemsize
         peak, kept = self.ops.split_heads_bytes(self.shape, itemsize, self._norm(), rotary_dim)
-        after = kept + q + self.out.peak_bytes_per_token()
-        return self.qkv.peak_bytes_per_token() + max(peak, after)
+        attending = self.qkv.peak_bytes_per_token() + max(peak, kept + q)
+        return max(attending, q + self.out.peak_bytes_per_token())
 
-    def forward(
-        self,
-        x: Tensor,
-        rotation: Rotation | None,
-        attend: StepAttention,
-        *,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """Return [num_tokens, hidden] of x [num_tokens, hidden], added to a residual in place."""
+    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
+        """Return what the heads saw, [num_tokens, num_heads * head_dim], of x [num_tokens, hidden].
+
+        `out` is left to the caller: it is the first operation that needs only the rows it is asked for.
+        """
         qkv = self.qkv.forward(x)
         q, k, v = self.ops.split_heads(qkv, self.shape, self._norm(), rotation)
-        attended = attend(self.layer_index, q, k, v).flatten(1)
-        return self.out.forward(attended, residual=residual)
+        return attend(self.layer_index, q, k, v).flatten(1)
 
     def _norm(self) -> HeadNorm | None:
         return None if self.qk_norm is None else self.qk_norm.of_heads()

@@ -24,8 +24,18 @@ class CausalLM(Protocol):
         """Return one spec a layer."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
-        """Return hidden states [num_tokens, hidden]; both inputs are [num_tokens] int64."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return hidden states [num_tokens, hidden]; both inputs are [num_tokens] int64.
+
+        `rows` [num_rows] int64: of these tokens alone, [num_rows, hidden], with the same bits. Keys and
+        values of all are written.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -34,13 +34,29 @@ class DecoderLayer(Protocol):
 
     attention: Attention
 
-    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
-        """Return the residual stream after this layer; x's memory may be used for it."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the residual stream after this layer; x's memory may be used for it.
+
+        `rows` [num_rows] int64: of these alone. Nothing after attention is computed of the others.
+        """
         ...
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the most temporary memory beside x, the attention itself excluded."""
         ...
+
+
+def _kept(rows: Tensor | None, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the residual stream and what the heads saw, of the rows that a layer goes on with."""
+    if rows is None:
+        return x, attended
+    return x.index_select(0, rows), attended.index_select(0, rows)
 
 
 class PreNormLayer(nn.Module):
@@ -60,20 +76,30 @@ class PreNormLayer(nn.Module):
         self.attention_out_norm: RMSNorm | None = out_norms[0] if out_norms else None
         self.mlp_out_norm: RMSNorm | None = out_norms[1] if out_norms else None
 
-    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
-        """Return x with both parts added in place."""
-        normed = self.attention_norm.forward(x)
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return x, or its rows, with both parts added in place."""
+        attended = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
+        x, attended = _kept(rows, x, attended)
         if self.attention_out_norm is None:
-            self.attention.forward(normed, rotation, attend, residual=x)
+            self.attention.out.forward(attended, residual=x)
+            del attended
         else:
-            added = self.attention.forward(normed, rotation, attend)
+            added = self.attention.out.forward(attended)
+            del attended
             self.attention_out_norm.forward(added, residual=x)
             del added
-        del normed
         normed = self.mlp_norm.forward(x)
         if self.mlp_out_norm is None:
             return self.mlp.forward(normed, residual=x)
-        return self.mlp_out_norm.forward(self.mlp.forward(normed), residual=x)
+        added = self.mlp.forward(normed)
+        del normed
+        return self.mlp_out_norm.forward(added, residual=x)
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
         """Return the larger peak of the two parts."""
@@ -98,9 +124,17 @@ class PostNormLayer(nn.Module):
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
 
-    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         """Return the new stream."""
-        x = self.attention_norm.forward(self.attention.forward(x, rotation, attend, residual=x))
+        x, attended = _kept(rows, x, self.attention.forward(x, rotation, attend))
+        x = self.attention_norm.forward(self.attention.out.forward(attended, residual=x))
+        del attended
         return self.mlp_norm.forward(self.mlp.forward(x, residual=x))
 
     def peak_bytes_per_token(self, rotary_dim: int) -> int:
@@ -123,9 +157,17 @@ class ParallelLayer(nn.Module):
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
 
-    def forward(self, x: Tensor, rotation: Rotation | None, attend: StepAttention) -> Tensor:
-        """Return x with both parts added in place."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return x, or its rows, with both parts added in place."""
         attended = self.attention.forward(self.attention_norm.forward(x), rotation, attend)
+        x, attended = _kept(rows, x, attended)
+        attended = self.attention.out.forward(attended)
         added = self.mlp.forward(self.mlp_norm.forward(x), residual=attended)
         return self.ops.add(x, added)
 
@@ -223,12 +265,18 @@ class DecoderLM(nn.Module):
         """Return where each tensor of a checkpoint goes, by its normalized name."""
         return self.weight_map.expected(self, len(self.layers))
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
-        """Return hidden states [num_tokens, hidden]; both inputs are [num_tokens] int64."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return hidden states, of `rows` alone where they are given; see `models.base.CausalLM`."""
         # Once a step, not once a layer.
         build = self.build
         rotations = [rope.prepare(positions, build.dtype, build.ops) for rope in self.ropes]
-        return self._run(self._embed(token_ids, positions), rotations, attend)
+        return self._run(self._embed(token_ids, positions), rotations, attend, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] of hidden rows; only rows that need them are passed."""
@@ -248,7 +296,9 @@ class DecoderLM(nn.Module):
         forward = stream + max(layers, last, hidden) + itemsize * sum(rotary_dims)
         vocab = self.embedding.shape.out_features
         logits = vocab * (4 if itemsize == 4 else 4 + itemsize)
-        return max(num_tokens * forward, num_tokens * hidden + num_logit_rows * logits)
+        # The last layer may end beside its own input, on the rows that need logits.
+        ending = num_tokens * forward + num_logit_rows * stream
+        return max(ending, num_tokens * hidden + num_logit_rows * logits)
 
     def _layers(self) -> Sequence[DecoderLayer]:
         return cast("Sequence[DecoderLayer]", self.layers)
@@ -261,9 +311,15 @@ class DecoderLM(nn.Module):
             x = self.positions.forward(x, positions)
         return x
 
-    def _run(self, x: Tensor, rotations: list[Rotation], attend: StepAttention) -> Tensor:
-        for layer, rope in zip(self._layers(), self.layer_ropes, strict=True):
-            x = layer.forward(x, rotations[rope] if rotations else None, attend)
+    def _run(
+        self, x: Tensor, rotations: list[Rotation], attend: StepAttention, rows: Tensor | None
+    ) -> Tensor:
+        layers = self._layers()
+        last = layers[-1]
+        for layer, rope in zip(layers, self.layer_ropes, strict=True):
+            # What comes after the last attention sees one row at a time, and no other layer reads it.
+            kept = rows if layer is last else None
+            x = layer.forward(x, rotations[rope] if rotations else None, attend, kept)
         if self.norm is not None:
             x = self.norm.forward(x)
         if self.project_out is not None:

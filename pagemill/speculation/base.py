@@ -22,7 +22,8 @@ from pagemill.messages import ScheduledSequence, SchedulerOutput
 from pagemill.models.blocks import DecoderLM
 from pagemill.sampling.sampler import Sampler
 
-Forward = Callable[[Tensor, Tensor, StepAttention], Tensor]
+# A model's pass to hidden states, of the rows named last alone; see `models.base.CausalLM.forward`.
+Forward = Callable[[Tensor, Tensor, StepAttention, Tensor], Tensor]
 Draft = NDArray[np.int32]  # tokens that may come next, in order; empty where there is no guess
 
 

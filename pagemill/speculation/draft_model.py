@@ -186,7 +186,8 @@ class DraftModelProposer:
         lengths = np.clip(self._max_num_tokens - before, 0, missing)
         behind = np.flatnonzero(lengths)
         if len(behind):
-            self._hidden(table, rows[behind], starts[behind], starts[behind] + lengths[behind])
+            ends = starts[behind] + lengths[behind]
+            self._hidden(table, rows[behind], starts[behind], ends, np.empty(0, np.int64))
 
     def _next_tokens(
         self,
@@ -197,9 +198,8 @@ class DraftModelProposer:
         specs: Sequence[SamplingSpec],
     ) -> list[int | None]:
         """Compute positions [start, end) of rows; return the tokens drawn there, None for an error."""
-        hidden = self._hidden(table, rows, starts, ends)
-        last = np.cumsum(ends - starts) - 1
-        logits = self._model.logits(hidden[torch.from_numpy(last).to(self._rank.device)])
+        lasts = np.cumsum(ends - starts) - 1
+        logits = self._model.logits(self._hidden(table, rows, starts, ends, lasts))
         sampled = self._rank.sampler.sample(
             logits,
             [
@@ -215,8 +215,13 @@ class DraftModelProposer:
         )
         return [None if row.error is not None else row.tokens[0] for row in sampled]
 
-    def _hidden(self, table: RequestTable, rows: Ints, starts: Ints, ends: Ints) -> torch.Tensor:
-        """Run the model over positions [start, end) of rows; return [num_tokens, hidden]."""
+    def _hidden(
+        self, table: RequestTable, rows: Ints, starts: Ints, ends: Ints, wanted: Ints
+    ) -> torch.Tensor:
+        """Run the model over positions [start, end) of rows; return [len(wanted), hidden].
+
+        `wanted` are tokens of the flat batch.
+        """
         device = self._rank.device
         lengths = ends - starts
         bounds = np.append(0, np.cumsum(lengths))
@@ -241,7 +246,10 @@ class DraftModelProposer:
             self._rank.backend, self._model.attention_specs, self._kv.layers, batch
         )
         hidden = self._forward(
-            torch.from_numpy(token_ids).to(device), torch.from_numpy(positions).to(device), attend
+            torch.from_numpy(token_ids).to(device),
+            torch.from_numpy(positions).to(device),
+            attend,
+            torch.from_numpy(wanted).to(device),
         )
         for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
             self._note_filled(table.block_tables[row], start, end)

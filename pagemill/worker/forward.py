@@ -18,8 +18,14 @@ from pagemill.models.base import CausalLM
 class Forward(Protocol):
     """token_ids and positions are [num_tokens] int64. A result is valid until the next call."""
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
-        """Return hidden states [num_tokens, hidden]."""
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return hidden states [num_tokens, hidden], or [num_rows, hidden] of `rows` [num_rows] int64."""
         ...
 
     def logits(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
@@ -34,9 +40,15 @@ class PlainForward:
         self._model = model
 
     @torch.inference_mode()
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
-        """Run the layers."""
-        return self._model.forward(token_ids, positions, attend)
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Run the layers, the end of the last one for the rows alone."""
+        return self._model.forward(token_ids, positions, attend, rows)
 
     @torch.inference_mode()
     def logits(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:

@@ -135,13 +135,19 @@ class ModelRunner:
     def _compute(
         self, batch: ModelInput, attend: StepAttention
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return hidden states, unless nobody needs them, and the logits of those that sample, if any."""
+        """Return hidden states of every token for prompt scores, and the logits of those that sample.
+
+        What nobody needs is None; then the end of the last layer runs for the rows that sample alone.
+        """
         if batch.samples_every_token and batch.prompt is None:
             return None, self._forward.logits(batch.token_ids, batch.positions, attend)
-        hidden = self._forward.hidden(batch.token_ids, batch.positions, attend)
+        rows = batch.sample_rows if batch.prompt is None else None
+        hidden = self._forward.hidden(batch.token_ids, batch.positions, attend, rows)
         if not len(batch.sampled):
             return hidden, None
         with torch.inference_mode():
+            if rows is not None:
+                return None, self._model.logits(hidden)
             return hidden, self._model.logits(hidden[batch.sample_rows])
 
     def _sample(

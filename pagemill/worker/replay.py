@@ -53,13 +53,22 @@ class ReplayedForward:
     def __init__(self, model: CausalLM, backend: CPUAttention) -> None:
         arena = _Arena(arena_bytes(model))
         self._model = model
-        plain = PlainForward(model)
+        self._plain = plain = PlainForward(model)
         self._hidden = _ReplayedPass(plain.hidden, MAX_TOKENS, backend, arena)
         self._logits = _ReplayedPass(plain.logits, MAX_LOGIT_ROWS, backend, arena)
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
-        """Run the layers."""
-        return self._hidden.run(token_ids, positions, attend)
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Run the layers; a recording knows no rows, so that those are picked from its result."""
+        if not self._hidden.takes(len(token_ids)):
+            return self._plain.hidden(token_ids, positions, attend, rows)
+        hidden = self._hidden.run(token_ids, positions, attend)
+        return hidden if rows is None else hidden.index_select(0, rows)
 
     def logits(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """Run the layers and the head; the layers alone are replayed where the head cannot be."""

@@ -27,11 +27,11 @@ from pagemill.models.loader import load_model
 from pagemill.sampling import ROW_MATH
 from pagemill.sampling.sampler import Sampler
 from pagemill.speculation import PROPOSERS
-from pagemill.speculation.base import Proposer, RankParts
+from pagemill.speculation.base import Forward, Proposer, RankParts
 from pagemill.worker.host_tier import open_host_tier
 from pagemill.worker.memory import check_fits, plan_memory
 from pagemill.worker.model_runner import ModelRunner
-from pagemill.worker.replay import Pass, ReplayedForward
+from pagemill.worker.replay import ReplayedForward
 
 logger = get_logger(__name__)
 
@@ -134,7 +134,7 @@ def _replayed(
 
 def _replayed_layers(
     config: EngineConfig, model: DecoderLM, backend: AttentionBackend
-) -> Pass | None:
+) -> Forward | None:
     """Return the pass to hidden states of such a forward, for a model beside the target."""
     replayed = _replayed(config, model, backend)
     return None if replayed is None else replayed.hidden

@@ -72,7 +72,13 @@ class FakeCausalLM(torch.nn.Module):
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
         return (AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=_DIGITS, scale=1.0),)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: StepAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         """Return [num_tokens, 10]: eight sums over the history, the position and the token."""
         mixed = _mix(token_ids * 7919 + positions * 104729 + 1)
         digits = (mixed[:, None] >> (torch.arange(_DIGITS) * 3)) & 15
@@ -80,7 +86,8 @@ class FakeCausalLM(torch.nn.Module):
         zeros = torch.zeros_like(values)  # equal scores: attention is the mean
         mean = attend(0, zeros, zeros.clone(), values)[:, 0]
         sums = torch.round(mean * (positions[:, None] + 1))
-        return torch.cat([sums, positions[:, None].float(), token_ids[:, None].float()], dim=1)
+        hidden = torch.cat([sums, positions[:, None].float(), token_ids[:, None].float()], dim=1)
+        return hidden if rows is None else hidden[rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         whole = hidden.to(torch.int64)

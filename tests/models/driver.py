@@ -78,11 +78,12 @@ def _step(model, backend, kv, runs: list[Run], chunk: int | None, block_size: in
     )
     attend = StepAttention(backend, model.attention_specs, kv, batch)
     with torch.inference_mode():
-        hidden = model.forward(torch.tensor(token_ids), torch.tensor(positions), attend)
-        ends = torch.tensor([starts[i + 1] - 1 for i, run in enumerate(runs) if run in rows])
+        lasts = [starts[i + 1] - 1 for i, run in enumerate(runs) if run in rows]
+        ends = torch.tensor(lasts, dtype=torch.int64)
+        hidden = model.forward(torch.tensor(token_ids), torch.tensor(positions), attend, ends)
         logprobs: Tensor | None = None
         if len(ends):
-            logprobs = model.logits(hidden[ends]).log_softmax(-1)
+            logprobs = model.logits(hidden).log_softmax(-1)
     for i, run in enumerate(runs):
         run.num_computed += starts[i + 1] - starts[i]
     for i, run in enumerate(rows):

@@ -198,8 +198,8 @@ class Meddler(torch.nn.Module):
         super().__init__()
         self.inner, self.meddle, self.attention = inner, meddle, inner.attention
 
-    def forward(self, x: Tensor, rotation: Any, attend: Any) -> Tensor:
-        return self.meddle(self.inner.forward(x, rotation, attend))
+    def forward(self, x: Tensor, rotation: Any, attend: Any, rows: Any = None) -> Tensor:
+        return self.meddle(self.inner.forward(x, rotation, attend, rows))
 
 
 def unrecorded(x: Tensor) -> Tensor:
