@@ -222,6 +222,30 @@ def test_forked_sample_goes_on_from_copied_blocks() -> None:
         assert driver.tokens[index][-1] == fresh.run(0, 1)[0]
 
 
+def test_the_model_is_asked_for_the_rows_that_need_logits_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[int] | None] = []
+    inner = FakeCausalLM.forward
+
+    def forward(self: Any, ids: Any, positions: Any, attend: Any, rows: Any = None) -> Any:
+        asked.append(None if rows is None else rows.tolist())
+        return inner(self, ids, positions, attend, rows)
+
+    monkeypatch.setattr(FakeCausalLM, "forward", forward)
+    driver = Driver()
+    driver.add(0, PROMPTS[3])
+    driver.add(1, PROMPTS[1])
+    driver.step({0: 9})  # nobody samples: a chunk in the middle
+    driver.step({1: 99, 0: 9})  # one does
+    driver.step({1: 99, 0: 99})
+    driver.step({1: 1, 0: 1})  # every token has its row
+    driver.add(2, PROMPTS[0], SamplingSpec(temperature=0.0, prompt_logprobs=1))
+    driver.step({1: 1, 2: 5})  # scores of a prompt: hidden states of all
+    last = len(PROMPTS[3]) - 18
+    assert asked == [[], [len(PROMPTS[1]) - 1], [0, last], None, None]
+
+
 def test_prompt_logprobs_do_not_depend_on_chunks() -> None:
     spec = SamplingSpec(temperature=0.0, prompt_logprobs=3)
     results = []

@@ -61,8 +61,14 @@ class Steps:
             for _ in range(2)
         ]
 
-    def run(self, counts: list[int], computed: list[int], seed: int) -> list[list[Tensor]]:
-        """Return hidden states and logits, of both, for a step over sequences of four blocks each."""
+    def run(
+        self, counts: list[int], computed: list[int], seed: int, rows: list[int] | None = None
+    ) -> list[list[Tensor]]:
+        """Return hidden states, of all tokens or of `rows`, and logits of all, of both forwards.
+
+        The step is over sequences of four blocks each.
+        """
+        picked = None if rows is None else torch.tensor(rows, dtype=torch.int64)
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, self.vocab, (sum(counts),), generator=generator)
         tables = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1))
@@ -80,12 +86,9 @@ class Steps:
         results = []
         for forward, kv in zip((PlainForward(self.model), self.replayed), self.caches, strict=True):
             attend = StepAttention(self.backend, self.model.attention_specs, kv, batch)
-            results.append(
-                [
-                    run(ids, torch.cat(positions), attend).clone()
-                    for run in (forward.hidden, forward.logits)
-                ]
-            )
+            places = torch.cat(positions)
+            hidden = forward.hidden(ids, places, attend, picked).clone()
+            results.append([hidden, forward.logits(ids, places, attend).clone()])
         return results
 
 
@@ -123,6 +126,17 @@ def test_quantized_models_are_replayed_with_and_without_a_head_of_their_own(
     assert same(steps.run([7, 9], [0, 0], seed=0))
     assert same(steps.run([5, 11], [7, 9], seed=1))
     assert steps.replayed.recorded_counts == ((16,), (16,))
+
+
+def test_rows_are_picked_from_a_replayed_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_SEEN_FIRST", 1)
+    steps = Steps("llama", "bfloat16")
+    for i, rows in enumerate(([4, 6], [0], [], [6, 2], None)):
+        results = steps.run([5, 2], [7 * i, 7 * i], seed=i, rows=rows)
+        assert same(results)
+        assert len(results[1][0]) == (7 if rows is None else len(rows))
+    assert steps.replayed.recorded_counts == ((7,), (7,))
+    assert same(steps.run([33, MAX_TOKENS - 32], [0, 0], seed=1, rows=[32, MAX_TOKENS]))
 
 
 def test_steps_of_many_tokens_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
