@@ -9,15 +9,18 @@ from torch import Tensor
 from pagemill import native
 from pagemill.attention import BACKENDS
 from pagemill.attention.base import AttentionBatch, StepAttention
+from pagemill.checkpoint import open_checkpoint
 from pagemill.models.blocks import DecoderLM
 from pagemill.models.loader import load_model
 from tests.models.test_loader import _model_type
 from tests.models.tiny import TINY, model_config
+from tests.quant.changing import CHECKPOINTS
 
 BLOCK_SIZE = 16
 # A prompt, the end of another, a token of a third, and the drafts of a fourth.
 COUNTS, COMPUTED = (23, 9, 1, 4), (0, 11, 30, 17)
 NUM_TOKENS = sum(COUNTS)
+QUANTIZED = sorted(path.name for path in CHECKPOINTS.iterdir() if path.is_dir())
 ROWS = {
     "none": [],
     "one": [22],
@@ -34,6 +37,15 @@ def make(name: str, kernels: str, dtype: str, quantization: str | None = None) -
         quantization=quantization,
     )  # fmt: skip
     return load_model(config, device=torch.device("cpu"), checkpoint=None, dense=kernels)
+
+
+def make_quantized(name: str, kernels: str) -> DecoderLM:
+    if kernels == "native" and native.extension() is None:
+        pytest.skip("pagemill._C is not built: run `make build`")
+    checkpoint = open_checkpoint(CHECKPOINTS / name)
+    method = checkpoint.config["quantization_config"]["quant_method"]
+    config = model_config(checkpoint.config, quantization=method, dtype="bfloat16")
+    return load_model(config, device=torch.device("cpu"), checkpoint=checkpoint, dense=kernels)
 
 
 class Step:
@@ -56,7 +68,8 @@ class Step:
         )  # fmt: skip
         self.positions = torch.tensor([p for span in spans for p in span])
         generator = torch.Generator().manual_seed(5)
-        self.ids = torch.randint(3, 151, (NUM_TOKENS,), generator=generator)
+        vocab = model.embedding.shape.out_features
+        self.ids = torch.randint(3, vocab, (NUM_TOKENS,), generator=generator)
 
     def run(self, rows: list[int] | None) -> tuple[Tensor, list[Tensor]]:
         """Return logits of the rows that the pass gives back, and the caches after it."""
@@ -105,6 +118,18 @@ def test_so_are_those_of_quantized_models(quantization) -> None:
 def test_torch_too_runs_quantized_layers_on_no_rows(quantization) -> None:
     logits, _ = Step(make("llama", "torch", "bfloat16", quantization), "torch").run([])
     assert logits.shape == (0, 151)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_rows_of_quantized_checkpoints_are_too(name, kernels) -> None:
+    step = Step(make_quantized(name, kernels), kernels)
+    expected, _ = step.run(None)
+    for rows in ROWS.values():
+        logits, _ = step.run(rows)
+        if kernels == "native":
+            assert torch.equal(logits, expected[rows])
+        assert logits.shape == expected[rows].shape
 
 
 @pytest.mark.parametrize("name", TINY)
