@@ -70,9 +70,13 @@ class Shape:
         return cls(config["num_hidden_layers"], matrices, queries)
 
     def linear_flops(self, name: str, rows: int) -> float:
-        """Return the products and sums of one matrix, all layers."""
+        """Return the products and sums of one matrix, all layers.
+
+        After the last layer's attention only the row that is sampled from goes on.
+        """
         n, k = self.matrices[name]
-        return 2.0 * rows * n * k * self.layers
+        last = rows if name == "qkv" else 1
+        return 2.0 * n * k * (rows * (self.layers - 1) + last)
 
     def attention_flops(self, rows: int) -> float:
         """Return those of a whole prompt's attention, keys that are seen counted alone."""

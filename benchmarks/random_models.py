@@ -54,7 +54,7 @@ class Sizes:
 
     weight_bytes: int  # read by every decode step: the tied embedding once, as the head
     linear_flops_per_token: (
-        float  # products and sums of a prompt's token, without attention and head
+        float  # products and sums that a prompt's token needs, without attention and head
     )
     kv_bytes_per_token: int
 
@@ -65,11 +65,13 @@ def sizes(folder: Path) -> Sizes:
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
     queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
-    attention = hidden * (2 * queries + 2 * keys)
-    linear = layers * (attention + 3 * hidden * config["intermediate_size"])
+    qkv = hidden * (queries + 2 * keys)
+    after = hidden * queries + 3 * hidden * config["intermediate_size"]
+    linear = layers * (qkv + after)
     return Sizes(
         weight_bytes=2 * (linear + hidden * config["vocab_size"]),
-        linear_flops_per_token=2.0 * linear,
+        # Nobody needs what follows the last layer's attention, but of a prompt's last token.
+        linear_flops_per_token=2.0 * (linear - after),
         kv_bytes_per_token=2 * 2 * keys * layers,
     )
 

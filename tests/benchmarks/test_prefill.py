@@ -32,8 +32,13 @@ def test_matrices_have_the_operations_of_their_model(name: str, tmp_path: Path) 
     config = SHAPES[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = Shape.of(config)
-    flops = sum(shape.linear_flops(matrix, 3) for matrix in shape.matrices)
-    assert flops == 3 * sizes(tmp_path).linear_flops_per_token
+    one, three = (
+        sum(shape.linear_flops(matrix, rows) for matrix in shape.matrices) for rows in (1, 3)
+    )
+    assert three - one == 2 * sizes(tmp_path).linear_flops_per_token
+    # The last token goes all the way, through all weights but the head's.
+    head = 2 * config["hidden_size"] * config["vocab_size"]
+    assert one == sizes(tmp_path).weight_bytes - head
 
 
 def test_linear_calls_belong_to_the_matrices_in_turn_and_the_last_to_the_head() -> None:
