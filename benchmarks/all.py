@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ COMMANDS = (
 
 def main() -> None:
     """Run the commands one after the other; the machine should have nothing else to do."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for command in COMMANDS:
         print(f"\n== python -m {' '.join(command)}", flush=True)
         subprocess.run([sys.executable, "-m", *command], check=True)

@@ -121,9 +121,10 @@ def use_isa(name: str, module: ModuleType | None = None) -> None:
 
 
 def required() -> ModuleType:
-    """Return the extension, which the caller knows to be there."""
+    """Return the extension; ConfigError says how to get it where there is none."""
     module = extension()
-    assert module is not None, "the caller asks `extension()` first"
+    if module is None:
+        raise ConfigError(_lost())
     return module
 
 

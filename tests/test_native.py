@@ -159,6 +159,14 @@ def test_the_start_says_path_and_threads(tmp_path: Path) -> None:
     assert [line for line in notes if line.startswith("num_threads = ")]
 
 
+def test_the_start_says_where_the_number_of_threads_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notes = resolve(EngineArgs(str(save_tiny_llama(tmp_path / "tiny")))).notes
+    assert [line for line in notes if line.startswith("num_threads = 1: OMP_NUM_THREADS; ")]
+
+
 def test_without_the_extension_the_start_says_what_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +174,8 @@ def test_without_the_extension_the_start_says_what_is_lost(
     notes = resolve(EngineArgs(str(save_tiny_llama(tmp_path / "tiny")))).notes
     assert f"kernels = torch: {native.describe()}" in notes
     assert "no native kernels are built" in native.describe() and "slower" in native.describe()
+    with pytest.raises(ConfigError, match="no native kernels are built.*make build"):
+        native.required()
 
 
 def test_an_install_says_a_compiler_and_a_source_folder_says_where_else_to_run(

@@ -26,8 +26,8 @@ class Device(Protocol):
         """Return what the device's libraries come to keep for themselves when computing in `dtype`."""
         ...
 
-    def default_num_threads(self) -> int:
-        """Return how many compute threads suit the device's host side."""
+    def default_num_threads(self) -> tuple[int, str]:
+        """Return how many compute threads suit the device's host side, and why so many."""
         ...
 
     def resolve_dtype(self, requested: str, checkpoint_dtype: str) -> tuple[str, str]:

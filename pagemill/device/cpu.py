@@ -64,9 +64,9 @@ class CPUDevice:
             )
         return _KEPT_PRODUCTS * _PRODUCT_BYTES if dtype == "bfloat16" else 0
 
-    def default_num_threads(self) -> int:
-        """Return OMP_NUM_THREADS if set, else the cores this process may use."""
-        return host.num_threads(omp_num_threads())
+    def default_num_threads(self) -> tuple[int, str]:
+        """Return OMP_NUM_THREADS if set, else the cores this process may use; and which it was."""
+        return host.chosen_threads(omp_num_threads())
 
     def resolve_dtype(self, requested: str, checkpoint_dtype: str) -> tuple[str, str]:
         """Return (dtype, reason). "auto" takes the checkpoint's, float16 becoming bfloat16."""

@@ -131,9 +131,14 @@ def num_processors() -> int:
 
 
 def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """Return the compute threads to use; `omp` is the text of OMP_NUM_THREADS, or None.
+    """Return the compute threads to use; `omp` is the text of OMP_NUM_THREADS, or None."""
+    return chosen_threads(omp, proc, cgroup)[0]
 
-    Without it: the physical cores this process may run on, or the whole cores of a cgroup quota if fewer.
+
+def chosen_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, str]:
+    """Return the compute threads to use, and why so many, in words.
+
+    Without OMP_NUM_THREADS: the physical cores this process may run on, or the whole cores of a cgroup quota if fewer.
     A core's second thread adds nothing where the first one waits for memory or keeps its multipliers busy.
     """
     if omp is not None and omp.strip():
@@ -142,16 +147,17 @@ def num_threads(omp: str | None, proc: Path = _PROC, cgroup: Path = _CGROUP) -> 
             raise ConfigError(
                 f"OMP_NUM_THREADS is {omp!r}; it must be a whole number of at least 1"
             )
-        return int(first)
-    cores = num_processors()
+        return int(first), "OMP_NUM_THREADS"
+    cores, reason = num_processors(), "one for each core that this process may use"
     known = topology.allowed_processors()
     if known:
         cores = min(cores, len({processor.core for processor in known}))
     for folder in _groups(proc, cgroup, "cpu"):
         quota = _group_quota(folder)
-        if quota is not None:
-            cores = min(cores, max(1, math.floor(quota)))
-    return cores
+        if quota is not None and quota < cores:
+            cores = max(1, math.floor(quota))
+            reason = f"a cgroup allows the time of {quota:.3g} processors"
+    return cores, reason
 
 
 def _machine_available(proc: Path) -> int:

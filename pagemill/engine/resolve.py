@@ -394,7 +394,7 @@ def _device(
         notes.say("attention", device.attention_backend, kernels)
     num_threads, chosen = args.num_threads, "asked for"
     if num_threads is None:
-        num_threads, chosen = device.default_num_threads(), "the cores at hand, or OMP_NUM_THREADS"
+        num_threads, chosen = device.default_num_threads()
     processors = num_processors()
     if num_threads > _MOST_THREADS * processors:
         raise ConfigError(

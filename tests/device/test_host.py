@@ -104,6 +104,21 @@ def test_threads_follow_the_quota(tmp_path: Path, files: dict[str, str], cores: 
     assert host.num_threads(None, *tree(tmp_path, MACHINE | files)) == (cores or everything)
 
 
+@pytest.mark.parametrize(
+    ("omp", "quota", "words"),
+    [
+        ("2", "50000", "OMP_NUM_THREADS"),
+        (None, "50000", "a cgroup allows the time of 0.5 processors"),
+        (None, "max", "one for each core that this process may use"),
+    ],
+)
+def test_the_number_of_threads_comes_with_its_reason(
+    tmp_path: Path, omp: str | None, quota: str, words: str
+) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": f"{quota} 100000\n"}
+    assert host.chosen_threads(omp, *tree(tmp_path, MACHINE | files))[1] == words
+
+
 def test_omp_num_threads_wins() -> None:
     assert host.num_threads("3") == 3
     assert host.num_threads("4,2") == 4
