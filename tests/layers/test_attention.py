@@ -34,7 +34,7 @@ def test_attend_gets_the_layers_number_and_heads_of_the_right_shapes() -> None:
         return q.contiguous()
 
     layer = randomized(Attention(7, SPEC, AttentionOptions(hidden_size=10), BUILD))
-    assert layer(torch.randn(3, 10), None, attend).shape == (3, 10)
+    assert layer(torch.randn(3, 10), None, attend).shape == (3, 24)
     assert seen == [(7, (3, 4, 6), (3, 2, 6), (3, 2, 6))]
 
 

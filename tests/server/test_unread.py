@@ -85,8 +85,9 @@ def test_a_client_that_reads_nothing_is_disconnected_and_counted_and_a_second_si
 ) -> None:
     words = (str(tiny_llama), "--send-timeout", "0.5", "--shutdown-timeout", "1000000")
     with ready(*words) as serve, asked_of(serve) as server:
-        stream, whole = long_stream(n=2, temperature=1, max_tokens=1900), long_stream(logprobs=20)
-        whole |= {"stream": False, "stream_options": None}
+        # The stream has far more to say, when the system's buffers are full, than it can in half a second.
+        stream = long_stream(n=8, temperature=1, max_tokens=1900, logprobs=20)
+        whole = long_stream(logprobs=20, stream=False, stream_options=None)
         clients = [unreading_client(serve.port, body) for body in (stream, whole)]
         with httpx.stream("POST", serve.url + COMPLETIONS, json=long_stream(), timeout=60) as other:
             events = [line for line in other.iter_lines() if line]
