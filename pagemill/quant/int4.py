@@ -4,8 +4,8 @@ Groups of 32 inputs share a float16 scale: 4.5 bits a weight. A code stands for 
 not evenly spaced: they have the least squared error on groups of 32 normal numbers, as their scale is
 chosen here, and on trained weights a tenth less error than 16 even steps of the same size in memory or
 than groups of 64 with a scale and a zero (benchmarks/results.md). Activations stay in the model's dtype.
-A layer is filled as plain rows and packed as soon as it is complete, an embedding that is also the head
-included. Called by `models.loader`.
+A layer's rows are rounded slice by slice, straight from the file, as soon as the layer is complete, those
+of an embedding that is also the head included. Called by `models.loader`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from pagemill import native
-from pagemill.ops.packed import PackedFormat, PackedMatrix, fill
+from pagemill.ops.packed import TILE, PackedFormat, PackedMatrix, fill
 from pagemill.quant.base import LinearShape, NotFiniteError
 from pagemill.quant.packed import PackedLayers, keep, parts_of, unfilled_for
+from pagemill.quant.waiting import RowSlice, drop_rows, slices
 from pagemill.quant.while_loading import QuantizedWhileLoading
 
 GROUP = 32
@@ -39,30 +40,30 @@ class Int4(QuantizedWhileLoading):
         super().__init__(PackedLayers())
 
     def finish(self, layer: nn.Module) -> None:
-        """Quantize the rows of a layer and let go of them."""
+        """Quantize the rows of a layer, those that wait straight from the file, and let go of them."""
         shape, weight = cast(LinearShape, layer.shape), cast(Tensor, layer.weight)
         parts = parts_of(shape)
         matrix = unfilled_for(
             FORMAT, shape.out_features, shape.in_features, weight.device, parts=parts
         )
         if not weight.is_meta:
-            for part, rows in enumerate(weight.chunk(parts)):
-                quantize_rows(rows, matrix, part)
+            for rows in slices(layer, parts):
+                if not _quantize_rows(rows, matrix):
+                    raise NotFiniteError(weight.shape, "int4")
         keep(layer, matrix, weight.dtype)
-        layer.register_parameter("weight", None)
+        drop_rows(layer)
 
 
-def quantize_rows(weight: Tensor, matrix: PackedMatrix, part: int = 0) -> None:
-    """Quantize weight [rows, in] into one part of a matrix, a slice of rows at a time.
-
-    Raises NotFiniteError where a weight is not finite.
-    """
-    step = max(1, _SLICE_ELEMENTS // (16 * weight.shape[1])) * 16
+def _quantize_rows(rows: RowSlice, matrix: PackedMatrix) -> bool:
+    """Quantize rows into a matrix, some at a time; return whether all numbers were finite."""
+    weight = rows.values
+    step = max(1, _SLICE_ELEMENTS // (TILE * weight.shape[1])) * TILE
     for start in range(0, len(weight), step):
         codes, scales = quantize(weight[start : start + step])
         if not bool(scales.isfinite().all()):
-            raise NotFiniteError(weight.shape, "int4")
-        fill(matrix, codes, scales, first_row=start, part=part)
+            return False
+        fill(matrix, codes, scales, first_row=rows.start + start, part=rows.part)
+    return True
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

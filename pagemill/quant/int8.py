@@ -1,13 +1,14 @@
 """int8 weights with one scale an output, times activations that become int8 on the way in.
 
-`Int8` rounds a checkpoint's weights while it is loaded (`--quantization int8`): a layer is filled as
-plain rows and packed as soon as it is complete. `Int8Layers` keeps and multiplies codes that already are
+`Int8` rounds a checkpoint's weights while it is loaded (`--quantization int8`): a layer's rows slice by
+slice, straight from the file, as soon as it is complete. `Int8Layers` keeps and multiplies codes that already are
 int8; formats of files that bring such use it too. How codes lie in memory is the store's: tiles for the
 native kernels (`int8_native`), plain rows without them (`int8_torch`); sums are exact either way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -18,7 +19,8 @@ from pagemill import native
 from pagemill.errors import CheckpointError
 from pagemill.ops import reference as ops
 from pagemill.ops.reference import PER_ROW, Int8Rounding, activation_outputs
-from pagemill.quant.base import LinearShape, NotFiniteError
+from pagemill.quant.base import LinearShape
+from pagemill.quant.waiting import RowSlice, drop_rows, slices
 from pagemill.quant.while_loading import QuantizedWhileLoading
 
 MAX_IN_FEATURES = 65536  # of exact sums in 32 bits
@@ -45,8 +47,12 @@ class Int8Store(Protocol):
         """Return codes, scales and sums in the store's layout; on the meta device too."""
         ...
 
-    def quantize(self, shape: LinearShape, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return codes and scales of weight [out, in]; ValueError where it is not finite."""
+    def parts(self, shape: LinearShape) -> int:
+        """Return in how many parts the layer's rows are kept: 2 where its gate is fused, else 1."""
+        ...
+
+    def quantize(self, shape: LinearShape, rows: Iterable[RowSlice]) -> tuple[Tensor, Tensor]:
+        """Return codes and scales of slices of `parts`, all rows; NotFiniteError where one is not."""
         ...
 
     def multiply(
@@ -107,14 +113,11 @@ class Int8Layers:
         packed = self.store.pack(shape, codes, scales, with_sums=how.has_zero_points)
         self._keep(layer, *packed, how)
 
-    def quantize(self, layer: nn.Module, weight: Tensor) -> None:
-        """Put weight [out, in] on a layer, each row rounded by its largest absolute value."""
+    def quantize(self, layer: nn.Module) -> None:
+        """Put the layer's own rows on it, each rounded by its largest absolute value."""
         shape = _shape(layer)
         _check_inputs(shape)
-        try:
-            codes, scales = self.store.quantize(shape, weight)
-        except ValueError as error:
-            raise NotFiniteError(weight.shape, "int8") from error
+        codes, scales = self.store.quantize(shape, slices(layer, self.store.parts(shape)))
         self._keep(layer, codes, scales, None, PER_ROW)
 
     def apply(
@@ -163,15 +166,15 @@ class Int8(QuantizedWhileLoading):
         super().__init__(self._layers)
 
     def finish(self, layer: nn.Module) -> None:
-        """Round the rows of a layer and let go of them."""
+        """Round the rows of a layer, those that wait straight from the file, and let go of them."""
         weight = cast(Tensor, layer.weight)
         if weight.is_meta:
             codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
             self._layers.attach(layer, codes, scales)
         else:
-            self._layers.quantize(layer, weight)
-        layer.register_parameter("weight", None)
+            self._layers.quantize(layer)
+        drop_rows(layer)
 
 
 def _check_inputs(shape: LinearShape) -> None:

@@ -5,14 +5,17 @@ Made by `quant.int8`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from pagemill.device.host_memory import lazy_zeros
 from pagemill.ops import cpu as native_ops
 from pagemill.ops import cpu_int8 as native_int8
-from pagemill.quant.base import LinearShape
+from pagemill.quant.base import LinearShape, NotFiniteError
 from pagemill.quant.int8 import Int8Weights
+from pagemill.quant.waiting import RowSlice
 
 
 class NativeInt8Store:
@@ -22,25 +25,33 @@ class NativeInt8Store:
         self, shape: LinearShape, codes: Tensor, scales: Tensor, *, with_sums: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Copy into tiles."""
-        parts = self._parts(shape)
+        parts = self.parts(shape)
         packed, packed_scales, sums = _room(shape, parts, codes.device, with_sums=with_sums)
         if not codes.is_meta:
             scales = scales.contiguous()
-            for i, rows in enumerate(parts):
+            for i, rows in enumerate(codes.chunk(parts)):
                 native_int8.pack(
-                    codes[rows], scales[rows], packed, packed_scales, sums,
-                    tile_first=i, tile_step=len(parts),
+                    rows, scales[i * len(rows) :][: len(rows)], packed, packed_scales, sums,
+                    tile_first=i, tile_step=parts,
                 )  # fmt: skip
         return packed, packed_scales, sums
 
-    def quantize(self, shape: LinearShape, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, shape: LinearShape) -> int:
+        """Return 2 where the kernel knows the gate, else 1."""
+        return 2 if shape.gate is not None and self.fuses(shape.gate) else 1
+
+    def quantize(self, shape: LinearShape, rows: Iterable[RowSlice]) -> tuple[Tensor, Tensor]:
         """Round into tiles."""
-        parts = self._parts(shape)
-        packed, packed_scales, _ = _room(shape, parts, weight.device, with_sums=False)
-        for i, rows in enumerate(parts):
-            native_int8.quantize(
-                weight[rows], packed, packed_scales, tile_first=i, tile_step=len(parts)
-            )
+        parts = self.parts(shape)
+        packed, packed_scales, _ = _room(shape, parts, torch.device("cpu"), with_sums=False)
+        for some in rows:
+            try:
+                native_int8.quantize(
+                    some.values, packed, packed_scales,
+                    tile_first=some.first_tile(parts), tile_step=parts,
+                )  # fmt: skip
+            except ValueError as error:
+                raise NotFiniteError((shape.out_features, shape.in_features), "int8") from error
         return packed, packed_scales
 
     def multiply(
@@ -85,21 +96,13 @@ class NativeInt8Store:
         sizes = (weights.shape.out_features, weights.shape.in_features)
         return native_int8.linear_int8_rows(ids, weights.codes, weights.scales, sizes, dtype)
 
-    def _parts(self, shape: LinearShape) -> list[slice]:
-        """Return the rows whose tiles take turns."""
-        rows = shape.out_features
-        if shape.gate is not None and self.fuses(shape.gate):
-            return [slice(0, rows // 2), slice(rows // 2, rows)]
-        return [slice(0, rows)]
-
 
 def _room(
-    shape: LinearShape, parts: list[slice], device: torch.device, *, with_sums: bool
+    shape: LinearShape, parts: int, device: torch.device, *, with_sums: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return unfilled codes, scales and sums."""
-    rows = parts[0].stop - parts[0].start
-    tiles, *tile = native_int8.packed_shape(rows, shape.in_features)
-    sizes, count = (tiles * len(parts), *tile), tiles * len(parts) * native_ops.TILE
+    tiles, *tile = native_int8.packed_shape(shape.out_features // parts, shape.in_features)
+    sizes, count = (tiles * parts, *tile), tiles * parts * native_ops.TILE
     if device.type == "meta":
         packed = torch.empty(sizes, dtype=torch.uint8, device=device)
     else:

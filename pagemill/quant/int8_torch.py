@@ -5,12 +5,15 @@ Made by `quant.int8`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from pagemill.ops import reference as ops
-from pagemill.quant.base import LinearShape
+from pagemill.quant.base import LinearShape, NotFiniteError
 from pagemill.quant.int8 import Int8Weights
+from pagemill.quant.waiting import RowSlice
 
 # Numbers of a weight that are rounded, and of a result that are float64 sums, at a time.
 _SLICE = 1 << 22
@@ -25,17 +28,22 @@ class TorchInt8Store:
         """Copy; the reference needs no sums."""
         return codes.clone(), scales.clone(), None
 
-    def quantize(self, shape: LinearShape, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, shape: LinearShape) -> int:
+        """Return 1."""
+        return 1
+
+    def quantize(self, shape: LinearShape, rows: Iterable[RowSlice]) -> tuple[Tensor, Tensor]:
         """Round some rows at a time."""
-        codes = torch.empty(weight.shape, dtype=torch.int8)
-        scales = torch.empty(len(weight), dtype=torch.float32)
-        step = max(1, _SLICE // weight.shape[1])
-        for start in range(0, len(weight), step):
-            rows = slice(start, start + step)
-            made, row_scales, _ = ops.int8_codes(weight[rows])
-            codes[rows], scales[rows] = made, row_scales.squeeze(1)
+        codes = torch.empty(shape.out_features, shape.in_features, dtype=torch.int8)
+        scales = torch.empty(shape.out_features, dtype=torch.float32)
+        step = max(1, _SLICE // shape.in_features)
+        for some in rows:
+            for start in range(0, len(some.values), step):
+                made, row_scales, _ = ops.int8_codes(some.values[start : start + step])
+                where = slice(some.start + start, some.start + start + len(made))
+                codes[where], scales[where] = made, row_scales.squeeze(1)
         if bool(scales.isnan().any()):
-            raise ValueError("weight must be finite")
+            raise NotFiniteError(codes.shape, "int8")
         return codes, scales
 
     def multiply(

@@ -1,7 +1,8 @@
 """Weights quantized while a checkpoint is loaded: what `--quantization int8` and `int4` share.
 
-A layer is filled as plain rows; `finish` replaces `weight` by what a `KeptLayers` multiplies, and frees
-the rows. An embedding that no head shares stays as it is. Called by `quant.int8` and `quant.int4`.
+A layer's rows wait in the file until the layer is complete (`quant.waiting`); `finish` rounds them slice
+by slice into what a `KeptLayers` multiplies, which replaces `weight`. An embedding that no head shares is
+filled as it is. Called by `quant.int8` and `quant.int4`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pagemill import native
-from pagemill.device.host_memory import lazy_zeros
 from pagemill.quant.base import LinearShape
-from pagemill.quant.none import Unquantized
+from pagemill.quant.waiting import WaitingMatrix
 
 
 class KeptLayers(Protocol):
@@ -44,7 +44,7 @@ class KeptLayers(Protocol):
         ...
 
 
-class QuantizedWhileLoading(Unquantized):
+class QuantizedWhileLoading(WaitingMatrix):
     """Filled like the plain format; a subclass says in `finish` what becomes of complete rows."""
 
     def __init__(self, kept: KeptLayers) -> None:
@@ -56,12 +56,6 @@ class QuantizedWhileLoading(Unquantized):
         """Register `weight` and `bias`; remember the dtype that rows are looked up in."""
         super().create_weights(layer, shape, dtype, device)
         vars(layer)["row_dtype"] = dtype
-
-    def allocate(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the unfilled matrix in pages of its own, which the system gets back when it is packed."""
-        if device.type == "meta":
-            return super().allocate(shape, dtype, device)
-        return lazy_zeros(shape, dtype)
 
     def apply(
         self,
