@@ -7,6 +7,7 @@ what is made of it. Called by the readers of this room.
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 # Tensors of up to so many bytes are read at once.
 _WHOLE_BYTES = 1 << 20
+# Those from so many bytes on are read into pages of their own, which the system gets back with the tensor.
+# What malloc is given back stays with the process, and is cut up by small tensors that are kept: the next
+# piece of the file no longer fits, and the pieces of a whole model's add up.
+_OWN_PAGES_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,12 @@ def read_tensor(
     file: SteadyFile, offset: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
     """Return a tensor [shape] of the file in memory of its own."""
-    raw = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes < _OWN_PAGES_BYTES:
+        raw = torch.empty(size_bytes, dtype=torch.uint8)
+    else:
+        pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        raw = torch.frombuffer(pages, dtype=torch.uint8, count=size_bytes)
     file.read_into(offset, raw.numpy().data)
     return raw.view(dtype).view(shape)
 

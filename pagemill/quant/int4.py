@@ -30,7 +30,7 @@ FORMAT = PackedFormat("int4", GROUP, table=TABLE)
 # Sizes of the scale that are tried, with the largest number of a group near either end of the table.
 _SIZES = (0.88, 0.95, 1.0, 1.06)
 # Elements that are quantized at a time: their codes wait as bytes.
-_SLICE_ELEMENTS = 1 << 23
+_SLICE_ELEMENTS = 1 << 20
 
 
 class Int4(QuantizedWhileLoading):

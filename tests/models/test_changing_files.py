@@ -38,7 +38,8 @@ GGUF_KINDS = {"llama3": KINDS["llama3"], "gptneox": KINDS["gptneox"], "gpt2": {}
 
 
 def load(checkpoint: Checkpoint, dense: str, quantization: str | None) -> DecoderLM:
-    quantization = quantization if "types" in str(checkpoint.config) else None
+    if quantization == "gguf" and "types" not in str(checkpoint.config):
+        quantization = None
     config = model_config(checkpoint.config, quantization=quantization, dtype="bfloat16")
     return load_model(config, device=torch.device("cpu"), checkpoint=checkpoint, dense=dense)
 
@@ -49,6 +50,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def begin() -> None:
         monkeypatch.setattr(plain_rows, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(plain_rows, "_OWN_PAGES_BYTES", 1)
         for module in (waiting, base, code_sources):
             monkeypatch.setattr(module, "_SLICE_ELEMENTS", 512)
         monkeypatch.setattr(waiting, "_READ_ELEMENTS", 512)
@@ -107,6 +109,29 @@ def test_a_model_read_by_pieces_is_the_one_that_was_read_whole(
     kinds = {type(stored) for _, stored in pieces.tensors()}
     assert kinds & {PlainRows, BlockTensor}
     assert torch.equal(prompt_logits(load(pieces, dense, "gguf"), PROMPT), expected)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2", "gpt_neox", "phi3", *GGUF_KINDS])
+def test_a_model_rounded_by_pieces_is_the_one_that_was_rounded_whole(
+    name: str, quantization: str, checkpoint_file: Any, in_pieces: Any
+) -> None:
+    file = checkpoint_file(name)
+    expected = prompt_logits(load(opened(file), "torch", quantization), PROMPT)
+    in_pieces()
+    assert torch.equal(prompt_logits(load(opened(file), "torch", quantization), PROMPT), expected)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama-tied", "llama3"])
+def test_a_file_that_is_cut_while_it_is_rounded_is_an_error_of_the_file(
+    name: str, quantization: str, checkpoint_file: Any, in_pieces: Any
+) -> None:
+    in_pieces()
+    file = checkpoint_file(name)
+    size = file.stat().st_size
+    with pytest.raises(CheckpointError, match=f"{file.name} changed .* had {size} bytes and has"):
+        load(Watched(opened(file), lambda: os.truncate(file, size // 3)), "torch", quantization)
 
 
 @pytest.mark.parametrize("dense", DENSE)
