@@ -1,9 +1,10 @@
 """int8 weights with one scale an output, times activations that become int8 on the way in.
 
-`Int8` rounds a checkpoint's weights while it is loaded (`--quantization int8`): a layer's rows slice by
-slice, straight from the file, as soon as it is complete. `Int8Layers` keeps and multiplies codes that already are
-int8; formats of files that bring such use it too. How codes lie in memory is the store's: tiles for the
-native kernels (`int8_native`), plain rows without them (`int8_torch`); sums are exact either way.
+`Int8` rounds a checkpoint's weights while it is loaded (`--quantization int8`): as soon as a layer is
+complete, its rows slice by slice, straight from the file. `Int8Layers` keeps and multiplies codes that
+already are int8; formats of files that bring such use it too. How codes lie in memory is the store's:
+tiles for the native kernels (`int8_native`), plain rows without them (`int8_torch`); sums are exact either
+way.
 """
 
 from __future__ import annotations

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pagemill.checkpoint import open_checkpoint
+from pagemill.errors import CheckpointError
 from pagemill.layers.base import Build
 from pagemill.layers.embedding import Head, TokenEmbedding
 from pagemill.layers.linear import GatedLinear, Linear, QKVLinear
+from pagemill.models.loader import load_model
 from pagemill.ops import reference
 from pagemill.quant import waiting
 from pagemill.quant.base import QuantMethod
@@ -23,6 +26,7 @@ from pagemill.quant.int8 import Int8
 from pagemill.quant.int8_torch import TorchInt8Store
 from pagemill.quant.packed import pack
 from pagemill.quant.waiting import WaitingRows
+from tests.models.tiny import model_config
 from tests.ops.conftest import needs_extension
 
 CPU = torch.device("cpu")
@@ -130,6 +134,24 @@ def test_an_embedding_that_no_head_shares_is_filled_with_its_rows(name: str) -> 
     head.finish()
     ids = torch.tensor([36, 0, 16, 5])
     assert torch.equal(embedding.forward(ids), rows.bfloat16()[ids])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_number_that_is_not_finite_in_the_last_slice_is_refused_by_its_tensors_name(
+    quantization: str, wrong: float, tmp_path: Path
+) -> None:
+    save_llama(tmp_path / "model", 64, 1)
+    file, name = tmp_path / "model" / "model.safetensors", "model.layers.0.mlp.down_proj.weight"
+    tensors = load_file(file)
+    tensors[name][-1, -1] = wrong
+    save_file(tensors, file, metadata={"format": "pt"})
+    checkpoint = open_checkpoint(tmp_path / "model")
+    config = model_config(checkpoint.config, dtype="bfloat16", quantization=quantization)
+    with pytest.raises(
+        CheckpointError, match=r"down_proj.weight: .*\(1024, 4096\) holds NaN or inf"
+    ):
+        load_model(config, device=CPU, checkpoint=checkpoint)
 
 
 # ---------------------------------------------------------------- memory
