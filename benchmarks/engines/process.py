@@ -111,9 +111,7 @@ class EngineProcess:
         return sum(process.memory_info().rss for process in self._family())
 
     def close(self) -> None:
-        """End the process, whatever it is doing, if it has not been ended."""
-        if self._log.closed:
-            return
+        """End the process, whatever it is doing."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._log):

@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pagemill.device.host_memory import lazy_zeros
 
-LEAST_BYTES = (
-    32 << 20
-)  # glibc never keeps more than that in one piece; kept pieces are multiples of it
+# glibc never keeps more than that in one piece; kept pieces are multiples of it.
+LEAST_BYTES = 32 << 20
 
 
 def new_result(
